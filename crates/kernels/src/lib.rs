@@ -1,0 +1,1 @@
+//! kernels: to be filled.
