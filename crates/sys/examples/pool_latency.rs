@@ -26,8 +26,8 @@ fn main() {
         });
     });
     println!("  2 items that wait for each other:  {}", text(meeting));
-    let mut values = vec![0u64; threads];
-    let busy = |value: &mut u64| (0..10_000u64).for_each(|step| *value = black_box(*value ^ step));
+    let mut values: Vec<Apart> = (0..threads).map(|_| Apart(0)).collect();
+    let busy = |value: &mut Apart| (0..10_000u64).for_each(|step| value.0 = black_box(value.0 ^ step));
     let alone = nanos(5_000, Duration::ZERO, || values.iter_mut().for_each(busy));
     let shared = nanos(5_000, Duration::ZERO, || pool.for_each(&mut values, busy));
     println!("{threads} busy items in a plain loop: {}", text(alone));
@@ -35,6 +35,10 @@ fn main() {
     let asleep = nanos(500, Duration::from_micros(300), || pool.for_each(&mut values, busy));
     println!("{threads} busy items, workers asleep: {}", text(asleep));
 }
+
+/// Items that threads write at the same time must not share a cache line.
+#[repr(align(128))]
+struct Apart(u64);
 
 /// Sorted times of `calls` calls.
 fn nanos(calls: usize, pause: Duration, mut call: impl FnMut()) -> Vec<u128> {
