@@ -89,9 +89,11 @@ fn all_sleeping_workers_are_woken_when_there_is_work_for_all() {
 /// A call whose items each wait until all of them have begun, so that it ends only if `count` threads work at once.
 fn meet(pool: &Pool, count: usize) {
     let begun = AtomicUsize::new(0);
+    let deadline = Instant::now() + Duration::from_secs(60);
     pool.for_each(&mut vec![(); count], |()| {
         begun.fetch_add(1, Ordering::SeqCst);
         while begun.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < deadline, "fewer than {count} threads came");
             thread::yield_now();
         }
     });
@@ -119,6 +121,30 @@ fn a_panic_reaches_the_caller_after_all_stopped_and_the_pool_goes_on() {
         let mut after = vec![0; 100];
         pool.for_each(&mut after, |item| *item += 1);
         assert_eq!(after, vec![1; 100]);
+    }
+}
+
+#[test]
+fn after_a_panic_no_more_items_are_handed_out() {
+    for threads in [1, 3] {
+        let pool = Pool::new(threads).unwrap();
+        let calls = AtomicUsize::new(0);
+        let mut items: Vec<usize> = (0..1000).collect();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.for_each(&mut items, |item| {
+                calls.fetch_add(1, Ordering::SeqCst);
+                if *item == 0 {
+                    // All threads are at work when it happens.
+                    while calls.load(Ordering::SeqCst) < threads {
+                        thread::yield_now();
+                    }
+                    resume_unwind(Box::new(()));
+                }
+                thread::sleep(Duration::from_millis(1));
+            });
+        }));
+        assert!(outcome.is_err());
+        assert!(calls.into_inner() < 1000, "{threads} threads");
     }
 }
 
