@@ -221,6 +221,12 @@ pub enum Fault {
     /// Something about the metadata as a whole, such as a key that comes twice or a `split.` key of a wrong type.
     #[error("{0}")]
     Metadata(#[source] Box<Error>),
+    /// A key that is needed to make sense of the others.
+    #[error("has no metadata key {key:?}")]
+    MissingKey {
+        /// The key.
+        key: &'static str,
+    },
     /// `general.alignment` is no usable number.
     #[error(
         "\"general.alignment\" is {found}, but a power of two from {least} to {most}, as a u32, is needed"

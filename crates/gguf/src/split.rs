@@ -122,7 +122,10 @@ fn split_keys(metadata: &Metadata) -> Result<Option<Split>, Fault> {
     let (no, count, tensors) = (get("split.no")?, get("split.count")?, get("split.tensors.count")?);
     match count {
         None | Some(0 | 1) => Ok(None),
-        Some(count) => Ok(Some(Split { no: no.unwrap_or(0), count, tensors })),
+        Some(count) => {
+            let no = no.ok_or(Fault::MissingKey { key: "split.no" })?;
+            Ok(Some(Split { no, count, tensors }))
+        }
     }
 }
 

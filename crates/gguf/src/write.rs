@@ -184,8 +184,8 @@ impl Writer {
     }
 
     /// Writes a split model as llama-gguf-split does: `<stem>-00001-of-0000N.gguf` and so on, where `stem` may have
-    /// folders in front. The first file gets all keys, and each one the tensors that its group names; a group may be
-    /// empty. Answers the paths. Panics if a tensor is not in exactly one group.
+    /// folders in front. The first file gets all keys (the others only the alignment), and each one the tensors that its
+    /// group names; a group may be empty. Answers the paths. Panics if a tensor is not in exactly one group.
     pub fn write_split(&self, stem: &Path, groups: &[&[&str]]) -> io::Result<Vec<PathBuf>> {
         let count = u16::try_from(groups.len()).expect("at most 65535 shards");
         let total: usize = groups.iter().map(|group| group.len()).sum();
