@@ -1,1 +1,3 @@
-//! kernels: to be filled.
+//! CPU arithmetic.
+
+pub mod quant;
