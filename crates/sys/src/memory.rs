@@ -1,0 +1,7 @@
+//! Memory: aligned buffers, what this process holds, and what it may still take.
+
+mod aligned;
+mod limits;
+
+pub use aligned::{AlignedBuf, OutOfMemory};
+pub use limits::{Available, Limit, Resident, available, available_on, peak_resident_bytes, resident};

@@ -1,0 +1,209 @@
+//! What this process holds and what it may still take.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::cgroup::{self, Version};
+
+/// Bytes this process may still take, and what sets that limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Available {
+    /// Bytes; `u64::MAX` where the system does not tell ([`Limit::Unknown`]).
+    pub bytes: u64,
+    /// The tightest limit.
+    pub reason: Limit,
+}
+
+/// What sets a limit on memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Limit {
+    /// The machine's memory that is free or can be freed.
+    Machine,
+    /// A control group.
+    Cgroup {
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// The system does not tell.
+    Unknown,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Machine => write!(f, "the machine's available memory"),
+            Limit::Cgroup { path } => write!(f, "the memory limit of control group {}", path.display()),
+            Limit::Unknown => write!(f, "no limit known"),
+        }
+    }
+}
+
+/// What this process holds in memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resident {
+    /// Its own pages: heap, stacks, buffers.
+    pub anonymous: u64,
+    /// Pages of mapped files, which the system may drop and read again.
+    pub file: u64,
+    /// Shared memory.
+    pub shared: u64,
+}
+
+impl Resident {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.anonymous + self.file + self.shared
+    }
+}
+
+/// What this process may still take: the least of the machine's available memory and the room in each of its control
+/// groups (both versions, the process's own up to the topmost). A group's room is its limit less its usage, file
+/// cache it could drop not counted as used.
+pub fn available() -> Available {
+    available_on(Path::new("/"))
+}
+
+/// As [`available`], of the machine whose files lie under `root`.
+pub fn available_on(root: &Path) -> Available {
+    let machine = kib_field(&root.join("proc/meminfo"), "MemAvailable:")
+        .map(|bytes| Available { bytes, reason: Limit::Machine });
+    let groups = cgroup::folders(root, "memory").into_iter().filter_map(|(version, path)| {
+        let bytes = match version {
+            Version::V1 => room_v1(&path),
+            Version::V2 => room_v2(&path),
+        };
+        Some(Available { bytes: bytes?, reason: Limit::Cgroup { path } })
+    });
+    machine
+        .into_iter()
+        .chain(groups)
+        .min_by_key(|limit| limit.bytes)
+        .unwrap_or(Available { bytes: u64::MAX, reason: Limit::Unknown })
+}
+
+/// The most this process ever held in memory, in bytes; `None` where the system does not tell.
+pub fn peak_resident_bytes() -> Option<u64> {
+    kib_field(Path::new("/proc/self/status"), "VmHWM:")
+}
+
+/// What this process holds in memory now; `None` where the system does not tell.
+pub fn resident() -> Option<Resident> {
+    let status = Path::new("/proc/self/status");
+    Some(Resident {
+        anonymous: kib_field(status, "RssAnon:")?,
+        file: kib_field(status, "RssFile:")?,
+        shared: kib_field(status, "RssShmem:")?,
+    })
+}
+
+/// Bytes from a line `name <number> kB` (the kernel's kB are KiB).
+fn kib_field(path: &Path, name: &str) -> Option<u64> {
+    let content = cgroup::text(path)?;
+    let value = content.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn room_v1(group: &Path) -> Option<u64> {
+    let limit = cgroup::number(&group.join("memory.limit_in_bytes"))?;
+    // "No limit" is the largest whole number of pages in 63 bits.
+    if limit >= 1 << 62 {
+        return None;
+    }
+    let used = cgroup::number(&group.join("memory.usage_in_bytes"))?;
+    let cache = cgroup::field_sum(&group.join("memory.stat"), &["total_inactive_file", "total_active_file"]);
+    Some(room(limit, used, cache))
+}
+
+fn room_v2(group: &Path) -> Option<u64> {
+    // Above `high` a group is slowed down until it is useless, so it counts as a limit.
+    let limits = ["memory.max", "memory.high"].map(|name| cgroup::number(&group.join(name)));
+    let limit = limits.into_iter().flatten().min()?;
+    let used = cgroup::number(&group.join("memory.current"))?;
+    let droppable = ["inactive_file", "active_file", "slab_reclaimable"];
+    Some(room(limit, used, cgroup::field_sum(&group.join("memory.stat"), &droppable)))
+}
+
+fn room(limit: u64, used: u64, droppable: u64) -> u64 {
+    limit.saturating_sub(used.saturating_sub(droppable))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::invented::{V1_MOUNTS, V2_MOUNT, machine};
+
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal:       32000 kB\nMemFree:  10 kB\nMemAvailable:   20000 kB\n");
+
+    fn check(files: &[(&str, &str)], bytes: u64, reason: &str) {
+        let machine = machine(files);
+        let got = available_on(machine.path());
+        let root = format!("{}/", machine.path().display());
+        assert_eq!((got.bytes, got.reason.to_string().replace(&root, "").as_str()), (bytes, reason));
+    }
+
+    #[test]
+    fn without_groups_the_machine_counts() {
+        check(&[MEMINFO], 20000 * 1024, "the machine's available memory");
+        check(&[], u64::MAX, "no limit known");
+        check(&[("proc/meminfo", "MemAvailable: many kB\n")], u64::MAX, "no limit known");
+    }
+
+    #[test]
+    fn the_tightest_v2_group_counts_with_its_cache() {
+        let group = [
+            MEMINFO,
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.high", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "5000\n"),
+            ("sys/fs/cgroup/a/memory.max", "1000000\n"),
+            ("sys/fs/cgroup/a/memory.current", "900000\n"),
+            (
+                "sys/fs/cgroup/a/memory.stat",
+                "anon 600000\nfile 300000\nactive_file 200000\ninactive_file 90000\nslab_reclaimable 1000\n",
+            ),
+        ];
+        check(&group, 391_000, "the memory limit of control group sys/fs/cgroup/a");
+        let high = [&group[..], &[("sys/fs/cgroup/a/b/memory.high", "6000\n")]].concat();
+        check(&high, 1000, "the memory limit of control group sys/fs/cgroup/a/b");
+        let full = [&group[..], &[("sys/fs/cgroup/a/memory.max", "500\n")]].concat();
+        check(&full, 0, "the memory limit of control group sys/fs/cgroup/a");
+    }
+
+    #[test]
+    fn a_v1_group_counts_with_its_cache() {
+        let group = [
+            MEMINFO,
+            ("proc/self/mountinfo", V1_MOUNTS),
+            ("proc/self/cgroup", "4:memory:/job\n1:cpu,cpuacct:/\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n"),
+            ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "100000\n"),
+            ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "60000\n"),
+            (
+                "sys/fs/cgroup/memory/job/memory.stat",
+                "cache 50000\ntotal_cache 50000\ntotal_inactive_file 20000\ntotal_active_file 1000\n",
+            ),
+        ];
+        check(&group, 61_000, "the memory limit of control group sys/fs/cgroup/memory/job");
+        let unlimited = [&group[..], &[("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "-1\n")]].concat();
+        check(&unlimited, 20000 * 1024, "the machine's available memory");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_process_holds_what_it_touched() {
+        let here = available();
+        assert!(here.bytes > 0 && here.reason != Limit::Unknown, "{here:?}");
+        let before = resident().unwrap();
+        let mut buffer = crate::memory::AlignedBuf::<u8>::zeroed(64 << 20).unwrap();
+        buffer.fill(1);
+        let after = resident().unwrap();
+        // Other tests free memory meanwhile, so half of it is asked for.
+        assert!(after.anonymous >= before.anonymous + (32 << 20), "{before:?} {after:?}");
+        assert!(peak_resident_bytes().unwrap() >= 64 << 20);
+        assert!(after.total() >= after.anonymous && buffer[5] == 1);
+    }
+}
