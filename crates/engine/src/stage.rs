@@ -127,7 +127,7 @@ fn run<B: Backend>(
     let mut pass = Pass {
         weights: &model.weights,
         window,
-        states,
+        states: states.iter_mut().map(|state| &mut **state).collect(),
         rope: &model.spec.rope,
         rotations: Rotations::new(&model.spec.rope, window),
         outputs,

@@ -45,7 +45,7 @@ pub struct Pass<'a> {
     /// The rows.
     pub window: &'a Window,
     /// The states of the window's sequences, opened for its rows.
-    pub states: &'a mut [&'a mut State],
+    pub states: Vec<&'a mut State>,
     /// Rotary positions of the model.
     pub rope: &'a RopeSpec,
     /// Rotations of the window's rows.

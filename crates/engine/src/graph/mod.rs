@@ -62,6 +62,7 @@ pub struct Input {
 
 /// One operation. `x`, `y` and the like are buffers; shapes are per row.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the sentence of each operation names its buffers")]
 pub enum Op {
     /// Embedding rows of the window's tokens, or the embeddings that came with it.
     Embed { table: TensorId, out: BufferId },

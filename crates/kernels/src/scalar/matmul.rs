@@ -16,7 +16,7 @@ pub fn matmul_float(weights: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut
     let k = weights.k;
     let mut widened = vec![0.0; k];
     for c in 0..out.columns() {
-        quant::dequantize_row(weights.dtype, weights.row(c), &mut widened);
+        quant::dequantize_row(weights.dtype, weights.row(c), &mut widened).expect("float types decode");
         for (r, &row) in rows.iter().enumerate() {
             let x = &x[row as usize * k..][..k];
             out.row(r)[c] = dot(&widened, x);
@@ -32,7 +32,7 @@ pub fn matmul_int8(weights: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out
     for c in 0..out.columns() {
         for (r, &row) in rows.iter().enumerate() {
             let (q, d) = x.row(row as usize);
-            out.row(r)[c] = quant::dot_row(weights.dtype, weights.row(c), q, d);
+            out.row(r)[c] = quant::dot_row(weights.dtype, weights.row(c), &quant::ActRow { q, d });
         }
     }
 }
