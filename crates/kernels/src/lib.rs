@@ -21,6 +21,7 @@ pub mod tile;
 mod x86;
 
 pub use isa::Isa;
+pub use quant::{CHAIN_VALUES, GROUP_VALUES};
 pub use table::{Int8Rows, Int8RowsMut, Kernels, WeightRows};
 pub use tile::{Tile, split_grid};
 
@@ -30,9 +31,3 @@ pub const NUMERICS: u32 = 1;
 
 /// Cells of one softmax partition: absolute cells `[256 p, 256 (p + 1))` of a sequence form partition `p`.
 pub const PARTITION_CELLS: usize = 256;
-
-/// Values of an activation row that share one int8 scale.
-pub const GROUP_VALUES: usize = 32;
-
-/// Values of a row whose products are summed in one chain before the chains are added.
-pub const CHAIN_VALUES: usize = 512;
