@@ -85,7 +85,8 @@ impl Array {
 /// All arrays of `golden/<name>.npz`, by name.
 pub fn npz(name: &str) -> BTreeMap<String, Array> {
     let path = folder().join("golden").join(format!("{name}.npz"));
-    let mut archive = npyz::npz::NpzArchive::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut archive =
+        npyz::npz::NpzArchive::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let names: Vec<String> = archive.array_names().map(str::to_owned).collect();
     names
         .into_iter()
@@ -99,13 +100,15 @@ pub fn npz(name: &str) -> BTreeMap<String, Array> {
 
 fn read<R: Read>(name: &str, npy: npyz::NpyFile<R>) -> Array {
     let shape: Vec<usize> = npy.shape().iter().map(|&n| n as usize).collect();
-    let npyz::DType::Plain(dtype) = npy.dtype() else { panic!("{name}: structured arrays are not used here") };
+    let npyz::DType::Plain(dtype) = npy.dtype() else {
+        panic!("{name}: structured arrays are not used here")
+    };
     let bad = |e: std::io::Error| -> ! { panic!("{name}: {e}") };
     let data = match (dtype.type_char(), dtype.size_field()) {
         (npyz::TypeChar::Float, 4) => Data::F32(npy.into_vec().unwrap_or_else(|e| bad(e))),
-        (npyz::TypeChar::Float, 8) => {
-            Data::F32(npy.into_vec::<f64>().unwrap_or_else(|e| bad(e)).into_iter().map(|v| v as f32).collect())
-        }
+        (npyz::TypeChar::Float, 8) => Data::F32(
+            npy.into_vec::<f64>().unwrap_or_else(|e| bad(e)).into_iter().map(|v| v as f32).collect(),
+        ),
         (npyz::TypeChar::Int, 8) => Data::I64(npy.into_vec().unwrap_or_else(|e| bad(e))),
         (npyz::TypeChar::Int, 4) => {
             Data::I64(npy.into_vec::<i32>().unwrap_or_else(|e| bad(e)).into_iter().map(i64::from).collect())

@@ -62,7 +62,9 @@ impl Count<'_> {
             }
         }
         match &layer.feed_forward {
-            FeedForward::Dense(mlp) => [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(|l| self.linear(l)),
+            FeedForward::Dense(mlp) => {
+                [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(|l| self.linear(l))
+            }
             FeedForward::Experts(spec) => {
                 self.linear(&spec.router);
                 match &spec.gate_up {

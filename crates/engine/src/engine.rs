@@ -75,7 +75,9 @@ pub enum RequestError {
     #[error("the prompt is empty: there is nothing to go on from")]
     EmptyPrompt,
     /// More than the context holds.
-    #[error("the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, one of them for the answer")]
+    #[error(
+        "the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, one of them for the answer"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,

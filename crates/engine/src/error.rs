@@ -77,7 +77,9 @@ pub enum LoadError {
         found: &'static str,
     },
     /// The instruction set asked for is not there.
-    #[error("this CPU cannot run `{isa}` kernels; leave the choice to the program, or take one of {available}")]
+    #[error(
+        "this CPU cannot run `{isa}` kernels; leave the choice to the program, or take one of {available}"
+    )]
     InstructionSet {
         /// Name asked for.
         isa: String,

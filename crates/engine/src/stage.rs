@@ -41,7 +41,12 @@ pub fn cpu(threads: usize, isa: Option<Isa>) -> Result<Cpu, LoadError> {
         None => Kernels::detect(),
         Some(isa) => Kernels::new(isa).ok_or_else(|| LoadError::InstructionSet {
             isa: isa.name().into(),
-            available: Isa::ALL.into_iter().filter(|i| i.available()).map(Isa::name).collect::<Vec<_>>().join(", "),
+            available: Isa::ALL
+                .into_iter()
+                .filter(|i| i.available())
+                .map(Isa::name)
+                .collect::<Vec<_>>()
+                .join(", "),
         })?,
     };
     let pool = Pool::new(threads).map_err(|e| LoadError::Threads { threads, reason: e.to_string() })?;
@@ -208,7 +213,8 @@ fn record(tap: &Tap, buffers: &Buffers, pass: &Pass<'_>, sink: &mut TapSink<'_>)
             sink(&tap.name, pass.routing.used, &values);
         }
         TapSource::SelectedCells => {
-            let cells = pass.selections.iter().filter_map(|s| s.runs.last()).map(|r| r.1 as usize).max().unwrap_or(0);
+            let cells =
+                pass.selections.iter().filter_map(|s| s.runs.last()).map(|r| r.1 as usize).max().unwrap_or(0);
             let mut values = vec![0.0; rows * cells];
             for (row, selection) in pass.selections.iter().enumerate() {
                 for &(first, end) in &selection.runs {

@@ -24,8 +24,13 @@ pub struct WeightRows<'a> {
 impl<'a> WeightRows<'a> {
     /// Rows of `k` values of type `dtype`; `bytes` holds whole rows.
     pub fn new(dtype: TensorType, k: usize, bytes: &'a [u8]) -> WeightRows<'a> {
-        let row_bytes = dtype.row_bytes(k).unwrap_or_else(|| panic!("rows of {k} values of type {}", dtype.name()));
-        assert!(row_bytes > 0 && bytes.len().is_multiple_of(row_bytes), "{} bytes in rows of {row_bytes}", bytes.len());
+        let row_bytes =
+            dtype.row_bytes(k).unwrap_or_else(|| panic!("rows of {k} values of type {}", dtype.name()));
+        assert!(
+            row_bytes > 0 && bytes.len().is_multiple_of(row_bytes),
+            "{} bytes in rows of {row_bytes}",
+            bytes.len()
+        );
         WeightRows { dtype, k, bytes, row_bytes }
     }
 

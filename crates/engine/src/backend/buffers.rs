@@ -132,7 +132,11 @@ impl Buffers {
         &mut self.int8[id.0 as usize]
     }
 
-    pub(super) fn float_and_int8_mut(&mut self, float: BufferId, int8: BufferId) -> (&[f32], &mut Int8Buffer) {
+    pub(super) fn float_and_int8_mut(
+        &mut self,
+        float: BufferId,
+        int8: BufferId,
+    ) -> (&[f32], &mut Int8Buffer) {
         let values = self.rows(float) * self.width(float);
         (&self.floats[float.0 as usize][..values], &mut self.int8[int8.0 as usize])
     }

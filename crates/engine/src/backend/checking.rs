@@ -54,7 +54,12 @@ impl<B: Backend> Backend for Checking<B> {
                 buffers.put(id, saved);
             }
             if let Some(saved) = int8 {
-                assert!(intact(buffers.int8_mut(id).scales()), "{:?} wrote buffer {} without saying so", node.op, id.0);
+                assert!(
+                    intact(buffers.int8_mut(id).scales()),
+                    "{:?} wrote buffer {} without saying so",
+                    node.op,
+                    id.0
+                );
                 *buffers.int8_mut(id) = saved;
             }
         }

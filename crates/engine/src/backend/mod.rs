@@ -72,8 +72,11 @@ impl Rotations {
     /// For every row of the window.
     pub fn new(rope: &RopeSpec, window: &Window) -> Rotations {
         let pairs = rope.frequencies.len();
-        let mut rotations =
-            Rotations { pairs, cos: vec![0.0; window.rows.len() * pairs], sin: vec![0.0; window.rows.len() * pairs] };
+        let mut rotations = Rotations {
+            pairs,
+            cos: vec![0.0; window.rows.len() * pairs],
+            sin: vec![0.0; window.rows.len() * pairs],
+        };
         let chunks = rotations.cos.chunks_mut(pairs.max(1)).zip(rotations.sin.chunks_mut(pairs.max(1)));
         for (row, (cos, sin)) in window.rows.iter().zip(chunks) {
             rope.rotation(row.position, cos, sin);

@@ -21,7 +21,13 @@ pub struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// `dtype` answers with a tensor's element type.
     pub fn new(spec: &'a ModelSpec, dtype: &'a dyn Fn(TensorId) -> TensorType) -> Builder<'a> {
-        Builder { spec, dtype, segments: vec![Segment::default()], buffers: Vec::new(), by_name: HashMap::new() }
+        Builder {
+            spec,
+            dtype,
+            segments: vec![Segment::default()],
+            buffers: Vec::new(),
+            by_name: HashMap::new(),
+        }
     }
 
     /// The scratch buffer of that name and shape; the same call gives the same buffer, so layers share it.
@@ -87,7 +93,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Reads the residual for a sub-block: its input and, with several streams, the write weights.
-    pub(super) fn read(&mut self, residual: BufferId, read: &ReadSpec, name: &str) -> (BufferId, Option<BufferId>) {
+    pub(super) fn read(
+        &mut self,
+        residual: BufferId,
+        read: &ReadSpec,
+        name: &str,
+    ) -> (BufferId, Option<BufferId>) {
         let (domain, eps) = (self.domain(residual), self.spec.norm_eps);
         match read {
             ReadSpec::Norm { gamma } => {
@@ -98,7 +109,14 @@ impl<'a> Builder<'a> {
             ReadSpec::Streams { norm, down, up, inject } => {
                 let streams = self.spec.streams;
                 let normed = self.buffer("stream normed", domain, self.width(residual));
-                self.push(Op::Norm { x: residual, out: normed, gamma: *norm, groups: streams, shared: false, eps });
+                self.push(Op::Norm {
+                    x: residual,
+                    out: normed,
+                    gamma: *norm,
+                    groups: streams,
+                    shared: false,
+                    eps,
+                });
                 self.tap_buffer(format!("{name}.normed"), normed);
                 let consumers: Vec<&Linear> = std::iter::once(down).chain(inject).collect();
                 let input = self.input(normed, &consumers);

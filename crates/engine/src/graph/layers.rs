@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::build::Builder;
 use super::{BufferId, Domain, Input, Op, TapSource};
 use crate::models::{
-    AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, LayerSpec, Linear, Mixer, NgramSpec,
-    QkvProjection,
+    AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, LayerSpec, Linear, Mixer,
+    NgramSpec, QkvProjection,
 };
 use crate::state::TailSlot;
 
@@ -73,7 +73,9 @@ impl Builder<'_> {
             }
             QkvProjection::Fused(qkv) => {
                 let all = self.linear(qkv, input, "qkv");
-                let part = |first: usize, len: usize| -> Vec<u32> { (first..first + len).map(|c| c as u32).collect() };
+                let part = |first: usize, len: usize| -> Vec<u32> {
+                    (first..first + len).map(|c| c as u32).collect()
+                };
                 let q_rows = q_width * per_head;
                 (
                     self.gather(&[all], part(0, q_rows), "q"),
@@ -110,7 +112,14 @@ impl Builder<'_> {
             self.tap_buffer(format!("{l}.idx.kraw"), raw);
             self.push(Op::StoreIndex { layer: slot, k: raw, indexer: *indexer, eps });
             let iq = self.linear(&indexer.q, input, "index q");
-            self.push(Op::Norm { x: iq, out: iq, gamma: indexer.q_norm, groups: indexer.heads, shared: true, eps });
+            self.push(Op::Norm {
+                x: iq,
+                out: iq,
+                gamma: indexer.q_norm,
+                groups: indexer.heads,
+                shared: true,
+                eps,
+            });
             self.push(Op::Rope { x: iq, head_dim: indexer.head_dim });
             self.tap_buffer(format!("{l}.idx.q"), iq);
             self.push(Op::SelectBlocks { layer: slot, q: iq, indexer: *indexer });
@@ -246,15 +255,36 @@ impl Builder<'_> {
         let input = self.input(rows, &[&spec.key, &spec.value]);
         let key = self.linear(&spec.key, input, "ngram key");
         let normed = self.buffer("ngram key normed", domain, flat);
-        self.push(Op::Norm { x: key, out: normed, gamma: spec.norm_key, groups: streams, shared: false, eps });
+        self.push(Op::Norm {
+            x: key,
+            out: normed,
+            gamma: spec.norm_key,
+            groups: streams,
+            shared: false,
+            eps,
+        });
         let value = self.linear(&spec.value, input, "ngram value");
         let query = self.buffer("ngram query", domain, flat);
-        self.push(Op::Norm { x: residual, out: query, gamma: spec.norm_query, groups: streams, shared: false, eps });
+        self.push(Op::Norm {
+            x: residual,
+            out: query,
+            gamma: spec.norm_query,
+            groups: streams,
+            shared: false,
+            eps,
+        });
         let gated = self.buffer("ngram gated", domain, flat);
         self.push(Op::NgramGate { key: normed, query, value, out: gated });
         self.tap_buffer(format!("{l}.ple.gated"), gated);
         let x = self.buffer("ngram normed", domain, flat);
-        self.push(Op::Norm { x: gated, out: x, gamma: spec.norm_convolution, groups: streams, shared: false, eps });
+        self.push(Op::Norm {
+            x: gated,
+            out: x,
+            gamma: spec.norm_convolution,
+            groups: streams,
+            shared: false,
+            eps,
+        });
         let y = self.buffer("ngram convolved", domain, flat);
         self.push(Op::Convolve {
             slot: TailSlot::Ngram,

@@ -10,7 +10,7 @@ mod layers;
 
 use std::sync::Arc;
 
-pub use build::{trunk, Builder};
+pub use build::{Builder, trunk};
 pub use draft::draft;
 
 use crate::models::{Activation, DeltaNetSpec, ExpertsSpec, IndexerSpec, Linear, NgramSpec, TensorId};
@@ -107,7 +107,14 @@ pub enum Op {
     /// Scales each query and key head to length 1.
     NormalizeKeys { x: BufferId, heads: usize, head_dim: usize },
     /// The gated delta rule over the rows of each sequence.
-    Delta { layer: usize, x: BufferId, beta: BufferId, decay: BufferId, out: BufferId, spec: Arc<DeltaNetSpec> },
+    Delta {
+        layer: usize,
+        x: BufferId,
+        beta: BufferId,
+        decay: BufferId,
+        out: BufferId,
+        spec: Arc<DeltaNetSpec>,
+    },
     /// `gate = silu(gate) * up`.
     SiluMultiply { gate: BufferId, up: BufferId },
     /// The same with gate and up in the halves of one row.
@@ -142,7 +149,10 @@ pub struct Access {
 impl Op {
     /// What the operation reads and writes.
     pub fn access(&self) -> Access {
-        let of = |reads: &[BufferId], writes: &[BufferId]| Access { reads: reads.to_vec(), writes: writes.to_vec() };
+        let of = |reads: &[BufferId], writes: &[BufferId]| Access {
+            reads: reads.to_vec(),
+            writes: writes.to_vec(),
+        };
         let input = |x: &Input| x.int8.map_or(vec![x.float], |int8| vec![x.float, int8]);
         match self {
             Op::Embed { out, .. } | Op::Hidden { out } | Op::NgramRows { out, .. } => of(&[], &[*out]),

@@ -4,8 +4,8 @@ use super::keys::Keys;
 use super::llama::{attention, feed_forward};
 use super::tensors::Tensors;
 use super::{
-    Activation, DeltaNetSpec, DeltaProjection, FeedForward, LayerSpec, Linear, Mixer, ModelSpec, Pairing, ReadSpec,
-    RopeSpec, SharedExpert, frame,
+    Activation, DeltaNetSpec, DeltaProjection, FeedForward, LayerSpec, Linear, Mixer, ModelSpec, Pairing,
+    ReadSpec, RopeSpec, SharedExpert, frame,
 };
 use crate::error::LoadError;
 

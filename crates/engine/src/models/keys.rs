@@ -90,9 +90,11 @@ impl<'a> Keys<'a> {
     pub fn optional_float(&self, key: &str) -> Result<Option<f32>, LoadError> {
         let full = self.full(key);
         match self.file.metadata.float(&full)? {
-            Some(value) if !value.is_finite() => {
-                Err(LoadError::BadKey { key: full, wanted: "a finite number".into(), found: value.to_string() })
-            }
+            Some(value) if !value.is_finite() => Err(LoadError::BadKey {
+                key: full,
+                wanted: "a finite number".into(),
+                found: value.to_string(),
+            }),
             value => Ok(value),
         }
     }
@@ -102,12 +104,20 @@ impl<'a> Keys<'a> {
     }
 
     /// Fails with a sentence about `key` unless `holds`.
-    pub fn require(&self, key: &str, holds: bool, wanted: &str, found: impl ToString) -> Result<(), LoadError> {
+    pub fn require(
+        &self,
+        key: &str,
+        holds: bool,
+        wanted: &str,
+        found: impl ToString,
+    ) -> Result<(), LoadError> {
         match holds {
             true => Ok(()),
-            false => {
-                Err(LoadError::BadKey { key: self.full(key), wanted: wanted.into(), found: found.to_string() })
-            }
+            false => Err(LoadError::BadKey {
+                key: self.full(key),
+                wanted: wanted.into(),
+                found: found.to_string(),
+            }),
         }
     }
 }

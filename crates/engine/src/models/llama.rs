@@ -3,8 +3,8 @@
 use super::keys::Keys;
 use super::tensors::Tensors;
 use super::{
-    AttentionSpec, ExpertsSpec, FeedForward, GateUp, LayerSpec, Mixer, ModelSpec, Pairing, QkvProjection, ReadSpec,
-    RopeSpec, frame,
+    AttentionSpec, ExpertsSpec, FeedForward, GateUp, LayerSpec, Mixer, ModelSpec, Pairing, QkvProjection,
+    ReadSpec, RopeSpec, frame,
 };
 use crate::error::LoadError;
 
@@ -20,7 +20,11 @@ pub(super) struct Style {
 }
 
 /// A plain pre-norm transformer: every layer attention, then a dense block or experts.
-pub(super) fn dense(keys: &Keys<'_>, tensors: &mut Tensors<'_>, style: Style) -> Result<ModelSpec, LoadError> {
+pub(super) fn dense(
+    keys: &Keys<'_>,
+    tensors: &mut Tensors<'_>,
+    style: Style,
+) -> Result<ModelSpec, LoadError> {
     let width = keys.size("embedding_length")?;
     let (_, _, head_dim) = heads(keys, width)?;
     let mut rope = RopeSpec::read(keys, style.pairing, head_dim)?;
@@ -30,9 +34,17 @@ pub(super) fn dense(keys: &Keys<'_>, tensors: &mut Tensors<'_>, style: Style) ->
         let b = format!("blk.{index}.");
         let mixer_read = ReadSpec::Norm { gamma: tensors.vector(&format!("{b}attn_norm.weight"), width)? };
         let mixer = Mixer::Attention(attention(keys, tensors, &b, width, false, style.head_norms)?);
-        let feed_forward_read = ReadSpec::Norm { gamma: tensors.vector(&format!("{b}ffn_norm.weight"), width)? };
+        let feed_forward_read =
+            ReadSpec::Norm { gamma: tensors.vector(&format!("{b}ffn_norm.weight"), width)? };
         let feed_forward = feed_forward(keys, tensors, &b, width)?;
-        spec.layers.push(LayerSpec { index, ngram: None, mixer_read, mixer, feed_forward_read, feed_forward });
+        spec.layers.push(LayerSpec {
+            index,
+            ngram: None,
+            mixer_read,
+            mixer,
+            feed_forward_read,
+            feed_forward,
+        });
     }
     Ok(spec)
 }
@@ -100,7 +112,9 @@ pub(super) fn feed_forward(
         _ => keys.size("feed_forward_length")?,
     };
     let gate_up = match tensors.has(&format!("{b}ffn_gate_up_exps.weight")) {
-        true => GateUp::Fused(tensors.stacked(&format!("{b}ffn_gate_up_exps"), width, 2 * expert_width, count)?),
+        true => {
+            GateUp::Fused(tensors.stacked(&format!("{b}ffn_gate_up_exps"), width, 2 * expert_width, count)?)
+        }
         false => GateUp::Separate {
             gate: tensors.stacked(&format!("{b}ffn_gate_exps"), width, expert_width, count)?,
             up: tensors.stacked(&format!("{b}ffn_up_exps"), width, expert_width, count)?,

@@ -6,8 +6,8 @@ use super::keys::Keys;
 use super::llama::{attention, heads};
 use super::tensors::Tensors;
 use super::{
-    Activation, AttentionSpec, DraftSpec, IndexerSpec, LayerSpec, Mixer, ModelSpec, NgramSpec, Pairing, RopeSpec,
-    frame,
+    Activation, AttentionSpec, DraftSpec, IndexerSpec, LayerSpec, Mixer, ModelSpec, NgramSpec, Pairing,
+    RopeSpec, frame,
 };
 use crate::error::LoadError;
 
@@ -16,7 +16,12 @@ pub(super) fn read(keys: &Keys<'_>, tensors: &mut Tensors<'_>) -> Result<ModelSp
     let (_, _, head_dim) = heads(keys, width)?;
     let mut spec = frame("qwen4exp", keys, tensors, RopeSpec::read(keys, Pairing::Halves, head_dim)?)?;
     spec.streams = keys.size("hyper_connection.count")?;
-    keys.require("hyper_connection.count", (1..=16).contains(&spec.streams), "between 1 and 16", spec.streams)?;
+    keys.require(
+        "hyper_connection.count",
+        (1..=16).contains(&spec.streams),
+        "between 1 and 16",
+        spec.streams,
+    )?;
     let recurrent = recurrent_layers(keys)?;
     let ratios = compress_ratios(keys, tensors, &recurrent)?;
     let ngram_layer = ngram_layer(keys, recurrent.len())?;
@@ -66,7 +71,12 @@ fn compress_ratios(
 ) -> Result<Vec<usize>, LoadError> {
     let key = "attention.compress_ratios";
     let mut ratios = keys.optional_integers(key)?.unwrap_or_default();
-    keys.require(key, ratios.iter().all(|&r| r <= 256), "at most 256 cells per block", format!("{ratios:?}"))?;
+    keys.require(
+        key,
+        ratios.iter().all(|&r| r <= 256),
+        "at most 256 cells per block",
+        format!("{ratios:?}"),
+    )?;
     ratios.resize(ratios.len().max(recurrent.len() + 1), 0);
     let has_indexer = |i: usize| tensors.has(&format!("blk.{i}.indexer.q_proj.weight"));
     if ratios[..recurrent.len()].iter().all(|&r| r == 0) {
@@ -97,7 +107,12 @@ fn sparse_attention(
             block_cells,
         )?;
         let rotated = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
-        keys.require("attention.indexer.key_length", head_dim >= rotated, "at least rope.dimension_count", head_dim)?;
+        keys.require(
+            "attention.indexer.key_length",
+            head_dim >= rotated,
+            "at least rope.dimension_count",
+            head_dim,
+        )?;
         spec.indexer = Some(IndexerSpec {
             heads,
             head_dim,

@@ -73,7 +73,9 @@ impl RopeSpec {
 /// Interleaved axes: pair j belongs to height if `j % 3 == 1` and to width if `j % 3 == 2`, as far as the sections
 /// reach; else to time. Without sections everything is time.
 fn axes(keys: &Keys<'_>, pairs: usize) -> Result<Vec<u8>, LoadError> {
-    let Some(sections) = keys.optional_integers("rope.dimension_sections")? else { return Ok(vec![0; pairs]) };
+    let Some(sections) = keys.optional_integers("rope.dimension_sections")? else {
+        return Ok(vec![0; pairs]);
+    };
     keys.require(
         "rope.dimension_sections",
         sections.len() >= 3 && sections.iter().sum::<u64>() <= pairs as u64,

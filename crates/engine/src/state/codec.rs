@@ -60,7 +60,11 @@ impl State {
     /// # Errors
     /// [`StateError::Foreign`] for another model, precision, numeric definition or version; [`StateError::Damaged`]
     /// for anything that is not a whole, unchanged state.
-    pub fn from_bytes(bytes: &[u8], layout: Arc<StateLayout>, identity: ModelIdentity) -> Result<State, StateError> {
+    pub fn from_bytes(
+        bytes: &[u8],
+        layout: Arc<StateLayout>,
+        identity: ModelIdentity,
+    ) -> Result<State, StateError> {
         let body = bytes.len().checked_sub(4).ok_or(StateError::Damaged("too short"))?;
         let mut reader = Reader { bytes: &bytes[..body] };
         if reader.take(8)? != MAGIC {
@@ -69,7 +73,11 @@ impl State {
         for (what, wanted) in [("version", VERSION), ("numeric definition", NUMERICS)] {
             let found = reader.u32()?;
             if found != wanted {
-                return Err(StateError::Foreign { what, found: found.to_string(), wanted: wanted.to_string() });
+                return Err(StateError::Foreign {
+                    what,
+                    found: found.to_string(),
+                    wanted: wanted.to_string(),
+                });
             }
         }
         if crc32fast::hash(&bytes[..body]).to_le_bytes() != bytes[body..] {
@@ -78,7 +86,11 @@ impl State {
         for (what, wanted) in [("model", identity.0), ("shape or KV format", layout_hash(&layout))] {
             let found = reader.u64()?;
             if found != wanted {
-                return Err(StateError::Foreign { what, found: format!("{found:x}"), wanted: format!("{wanted:x}") });
+                return Err(StateError::Foreign {
+                    what,
+                    found: format!("{found:x}"),
+                    wanted: format!("{wanted:x}"),
+                });
             }
         }
         let mut state = State::new(layout).map_err(no_memory)?;
@@ -175,7 +187,8 @@ impl<'a> Reader<'a> {
         }
         if state.layout.block_values > 0 {
             for _ in 0..state.tokens.div_ceil(PARTITION_CELLS) {
-                let mut block = CellBlock::new(state.layout.kv, state.layout.block_values).map_err(no_memory)?;
+                let mut block =
+                    CellBlock::new(state.layout.kv, state.layout.block_values).map_err(no_memory)?;
                 let len = block.bytes();
                 block.as_bytes_mut().copy_from_slice(self.take(len)?);
                 state.blocks.push(Arc::new(block));

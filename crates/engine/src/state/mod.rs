@@ -68,7 +68,11 @@ pub struct NgramShape {
 
 impl StateLayout {
     /// The layout for these layers.
-    pub fn new<'a>(layers: impl Iterator<Item = &'a LayerSpec>, kv: KvType, context_tokens: usize) -> StateLayout {
+    pub fn new<'a>(
+        layers: impl Iterator<Item = &'a LayerSpec>,
+        kv: KvType,
+        context_tokens: usize,
+    ) -> StateLayout {
         let mut layout = StateLayout {
             kv,
             attention: Vec::new(),
@@ -93,7 +97,9 @@ impl StateLayout {
                     channels: spec.channels(),
                 }),
             }
-            if let (Some(spec), crate::models::ReadSpec::Streams { down, .. }) = (&layer.ngram, layer.mixer_read) {
+            if let (Some(spec), crate::models::ReadSpec::Streams { down, .. }) =
+                (&layer.ngram, layer.mixer_read)
+            {
                 layout.ngram = Some(NgramShape {
                     history: spec.ngram - 1,
                     reset_token: spec.reset_token,
@@ -251,7 +257,8 @@ impl State {
     /// Stores keys and values, `[kv_heads][head_dim]` each, of the token with index `cell` in attention layer `layer`.
     pub(crate) fn store_cell(&mut self, kernels: &Kernels, layer: usize, cell: usize, k: &[f32], v: &[f32]) {
         let layout = &self.layout.attention[layer];
-        let block = Arc::get_mut(&mut self.blocks[cell / PARTITION_CELLS]).expect("an open block is not shared");
+        let block =
+            Arc::get_mut(&mut self.blocks[cell / PARTITION_CELLS]).expect("an open block is not shared");
         let d = layout.head_dim;
         for head in 0..layout.kv_heads {
             let at = (cell % PARTITION_CELLS) * d;

@@ -45,7 +45,8 @@ impl PendingRows {
 impl DeltaState {
     pub(super) fn new(shape: &DeltaShape) -> Result<DeltaState, StepError> {
         let values = shape.value_heads * shape.key_dim * shape.value_dim;
-        let matrices = AlignedBuf::zeroed(values).map_err(|_| StepError::OutOfMemory { bytes: values * 4 })?;
+        let matrices =
+            AlignedBuf::zeroed(values).map_err(|_| StepError::OutOfMemory { bytes: values * 4 })?;
         Ok(DeltaState { matrices, pending: PendingRows::default() })
     }
 
@@ -58,7 +59,11 @@ impl DeltaState {
 
     pub(super) fn bytes(&self) -> usize {
         let pending = &self.pending;
-        4 * (self.matrices.len() + pending.k.len() + pending.v.len() + pending.decay.len() + pending.beta.len())
+        4 * (self.matrices.len()
+            + pending.k.len()
+            + pending.v.len()
+            + pending.decay.len()
+            + pending.beta.len())
     }
 }
 

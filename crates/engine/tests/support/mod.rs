@@ -77,7 +77,10 @@ pub fn greedy(stage: &mut Stage<Cpu>, state: &mut State, logits: &[f32], count: 
 /// Largest absolute difference.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(x, y)| if x.is_finite() && y.is_finite() { (x - y).abs() } else { f32::INFINITY }).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(x, y)| if x.is_finite() && y.is_finite() { (x - y).abs() } else { f32::INFINITY })
+        .fold(0.0, f32::max)
 }
 
 /// Bits of all rows.

@@ -20,13 +20,26 @@ impl Cpu {
         }
     }
 
-    pub(super) fn store_cells(&self, buffers: &Buffers, pass: &mut Pass<'_>, layer: usize, k: BufferId, v: BufferId) {
+    pub(super) fn store_cells(
+        &self,
+        buffers: &Buffers,
+        pass: &mut Pass<'_>,
+        layer: usize,
+        k: BufferId,
+        v: BufferId,
+    ) {
         for span in &pass.window.spans {
             let state = &mut pass.states[span.state];
             let first = state.tokens();
             for i in 0..span.count {
                 let row = span.first + i;
-                state.store_cell(&self.kernels, layer, first + i, row_of(buffers, k, row), row_of(buffers, v, row));
+                state.store_cell(
+                    &self.kernels,
+                    layer,
+                    first + i,
+                    row_of(buffers, k, row),
+                    row_of(buffers, v, row),
+                );
             }
         }
     }
@@ -86,13 +99,21 @@ impl Cpu {
                 let visible = first + *i + 1;
                 let q = row_of(buffers, q, span.first + *i);
                 let scores = self.block_scores(state, layer, q, indexer, visible / indexer.block_cells);
-                **selection = Selection::best_blocks(&scores, indexer.blocks_kept, indexer.block_cells, visible);
+                **selection =
+                    Selection::best_blocks(&scores, indexer.blocks_kept, indexer.block_cells, visible);
             });
         }
         pass.selections = selections;
     }
 
-    fn block_scores(&self, state: &State, layer: usize, q: &[f32], indexer: &IndexerSpec, blocks: usize) -> Vec<f32> {
+    fn block_scores(
+        &self,
+        state: &State,
+        layer: usize,
+        q: &[f32],
+        indexer: &IndexerSpec,
+        blocks: usize,
+    ) -> Vec<f32> {
         let mut scores = vec![0.0f32; blocks];
         if blocks <= indexer.blocks_kept {
             return scores;
@@ -135,7 +156,8 @@ impl Cpu {
             let group = heads / cells.kv_heads * cells.head_dim;
             let row_bounds: Vec<usize> = (0..span.count).step_by(ROWS_PER_TILE).chain([span.count]).collect();
             let column_bounds: Vec<usize> = (0..=cells.kv_heads).map(|h| h * group).collect();
-            items.extend(split_grid(rows, width, &row_bounds, &column_bounds).into_iter().map(|t| (t, *span)));
+            items
+                .extend(split_grid(rows, width, &row_bounds, &column_bounds).into_iter().map(|t| (t, *span)));
         }
         let buffers_read: &Buffers = buffers;
         self.pool.for_each(&mut items, |(tile, span)| {
@@ -147,7 +169,14 @@ impl Cpu {
     }
 
     /// Some rows of a span, the query heads of one key head.
-    fn attend_tile(&self, buffers: &Buffers, pass: &Pass<'_>, task: &Task<'_>, q: BufferId, tile: &mut Tile<'_>) {
+    fn attend_tile(
+        &self,
+        buffers: &Buffers,
+        pass: &Pass<'_>,
+        task: &Task<'_>,
+        q: BufferId,
+        tile: &mut Tile<'_>,
+    ) {
         let Task { state, cells, span, sparse } = *task;
         let d = cells.head_dim;
         let heads = tile.columns() / d;

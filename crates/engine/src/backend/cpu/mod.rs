@@ -63,7 +63,12 @@ impl Cpu {
     }
 
     /// [`Cpu::for_rows`] over a buffer that is written (and perhaps read in place) while others are read.
-    fn write_rows(&self, buffers: &mut Buffers, id: BufferId, f: impl Fn(&Buffers, usize, &mut [f32]) + Sync) {
+    fn write_rows(
+        &self,
+        buffers: &mut Buffers,
+        id: BufferId,
+        f: impl Fn(&Buffers, usize, &mut [f32]) + Sync,
+    ) {
         let (rows, width) = (buffers.rows(id), buffers.width(id));
         let mut out = buffers.take(id);
         self.for_rows(&mut out[..rows * width], width, |row, values| f(buffers, row, values));
@@ -86,7 +91,9 @@ impl Backend for Cpu {
             }
             Op::Quantize { x, out } => self.quantize(buffers, *x, *out),
             Op::StoreCells { layer, k, v } => self.store_cells(buffers, pass, *layer, *k, *v),
-            Op::StoreIndex { layer, k, indexer, eps } => self.store_index(buffers, pass, *layer, *k, indexer, *eps),
+            Op::StoreIndex { layer, k, indexer, eps } => {
+                self.store_index(buffers, pass, *layer, *k, indexer, *eps)
+            }
             Op::SelectBlocks { layer, q, indexer } => self.select_blocks(buffers, pass, *layer, *q, indexer),
             Op::Attend { layer, q, out, heads, sparse } => {
                 self.attend(buffers, pass, *layer, *q, *out, *heads, *sparse);
@@ -237,13 +244,20 @@ impl Cpu {
                 kernels.add_scaled(y, weight, row_of(b, *x, row));
             }),
             Op::NgramGate { key, query, value, out } => self.write_rows(buffers, *out, |b, row, out| {
-                let (key, query, value) = (row_of(b, *key, row), row_of(b, *query, row), row_of(b, *value, row));
+                let (key, query, value) =
+                    (row_of(b, *key, row), row_of(b, *query, row), row_of(b, *value, row));
                 let n = value.len();
                 let root = (n as f32).sqrt();
                 for (s, out) in out.chunks_exact_mut(n).enumerate() {
                     let a = kernels.dot(&key[s * n..][..n], &query[s * n..][..n]) / root;
                     let magnitude = a.abs().max(1e-6).sqrt();
-                    let signed = if a > 0.0 { magnitude } else if a < 0.0 { -magnitude } else { a };
+                    let signed = if a > 0.0 {
+                        magnitude
+                    } else if a < 0.0 {
+                        -magnitude
+                    } else {
+                        a
+                    };
                     let gate = math::sigmoid(signed);
                     for (out, &v) in out.iter_mut().zip(value) {
                         *out = gate * v;

@@ -20,7 +20,11 @@ impl Cpu {
         let (x, out) = buffers.float_and_int8_mut(x, out);
         let out = out.rows_mut(x.len(), width);
         let rows = x.len() / width;
-        let band = if x.len() < super::PARALLEL_VALUES_MIN { rows.max(1) } else { rows.div_ceil(self.pool.threads() * 4) };
+        let band = if x.len() < super::PARALLEL_VALUES_MIN {
+            rows.max(1)
+        } else {
+            rows.div_ceil(self.pool.threads() * 4)
+        };
         let mut bands: Vec<_> = x
             .chunks(band * width)
             .zip(out.q.chunks_mut(band * width))
@@ -30,7 +34,14 @@ impl Cpu {
         self.pool.for_each(&mut bands, |(((x, q), d), sum16)| self.kernels.quantize_row(x, q, d, sum16));
     }
 
-    pub(super) fn linear(&mut self, buffers: &mut Buffers, pass: &Pass<'_>, linear: &Linear, x: Input, out: BufferId) {
+    pub(super) fn linear(
+        &mut self,
+        buffers: &mut Buffers,
+        pass: &Pass<'_>,
+        linear: &Linear,
+        x: Input,
+        out: BufferId,
+    ) {
         let mut target = buffers.take(out);
         let values = buffers.rows(out) * buffers.width(out);
         let rows = values / linear.outputs;

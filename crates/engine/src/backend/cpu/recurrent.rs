@@ -149,7 +149,13 @@ impl Cpu {
     ///
     /// Going back from a row, a reset token (or the start) hides itself and everything before it; a row's own token
     /// never hides its context. Order m xors the products of the last m tokens with their multipliers, in 64 bits.
-    pub(super) fn ngram_rows(&self, buffers: &mut Buffers, pass: &mut Pass<'_>, out: BufferId, spec: &NgramSpec) {
+    pub(super) fn ngram_rows(
+        &self,
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+        out: BufferId,
+        spec: &NgramSpec,
+    ) {
         let window = pass.window;
         pass.ngram_rows.clear();
         for span in &window.spans {
