@@ -1,1 +1,31 @@
-//! engine: to be filled.
+//! Tokens in, tokens out.
+//!
+//! [`models`] turns a file into a description, [`graph`] turns the description into operations, a [`backend`] runs them
+//! over the rows of a [`window`], and a [`state`] keeps what a sequence needs for its next row. The logits of a row
+//! depend on the model file, the KV format and the tokens up to the row, and on nothing else: bit for bit.
+//!
+//! No text, no files but the model's, no environment here.
+
+#![forbid(unsafe_code)]
+
+mod accounting;
+pub mod backend;
+pub mod engine;
+pub mod error;
+pub mod graph;
+pub mod model;
+pub mod models;
+pub mod sampler;
+pub mod stage;
+pub mod state;
+mod weights;
+pub mod window;
+
+pub use engine::{EndReason, Ended, Engine, EngineConfig, Request, RequestError};
+pub use error::{LoadError, StateError, StepError};
+pub use model::{LoadOptions, Model};
+pub use sampler::Sampling;
+pub use stage::Stage;
+pub use state::{KvType, State};
+pub use weights::Weights;
+pub use window::Window;

@@ -1,3 +1,33 @@
-//! CPU arithmetic.
+//! CPU arithmetic: the numeric definition of every operation and its faster forms.
+//!
+//! [`scalar`] *is* the definition: it fixes the order of every rounding step, in IEEE 754 f32 multiplies, adds and the
+//! fused multiply-adds it names. Each instruction set below it gives the same bits, so a result never depends on the
+//! machine's features, the number of threads or the shape of the batch (a NaN equals any other NaN).
+//!
+//! * [`isa`] says what this CPU can run; holding a [`Kernels`] for an instruction set proves that it can.
+//! * [`table`] is the one place where a kernel is chosen, once, by (operation, tensor type, instruction set).
+//! * [`quant`] knows the block formats of GGUF files: exact decoding and the integer view that products use.
+//! * [`tile`] hands disjoint parts of one output matrix to several threads.
+//!
+//! No threads here, no allocation on the hot path, no knowledge of models.
 
+pub mod isa;
+pub mod math;
 pub mod quant;
+pub mod scalar;
+pub mod table;
+pub mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use isa::Isa;
+pub use quant::{CHAIN_VALUES, GROUP_VALUES};
+pub use table::{Int8Rows, Int8RowsMut, Kernels, WeightRows};
+pub use tile::{Tile, split_grid};
+
+/// Names this set of numeric definitions. State files and stage links carry it; a state written under another number
+/// is read again from its tokens instead of being reused.
+pub const NUMERICS: u32 = 1;
+
+/// Cells of one softmax partition: absolute cells `[256 p, 256 (p + 1))` of a sequence form partition `p`.
+pub const PARTITION_CELLS: usize = 256;

@@ -1,0 +1,160 @@
+//! Scratch memory of a stage.
+
+use kernels::{GROUP_VALUES, Int8Rows, Int8RowsMut};
+use sys::memory::AlignedBuf;
+
+use crate::error::StepError;
+use crate::graph::{BufferId, BufferSpec, Content, Domain};
+
+/// All buffers of a graph, grown to the window's rows.
+pub struct Buffers {
+    specs: Vec<BufferSpec>,
+    rows: [usize; 3],
+    floats: Vec<AlignedBuf<f32>>,
+    int8: Vec<Int8Buffer>,
+}
+
+/// Rows in int8.
+#[derive(Clone)]
+pub struct Int8Buffer {
+    q: AlignedBuf<i8>,
+    d: AlignedBuf<f32>,
+    sum16: AlignedBuf<i16>,
+}
+
+impl Int8Buffer {
+    fn zeroed(values: usize) -> Result<Int8Buffer, sys::memory::OutOfMemory> {
+        Ok(Int8Buffer {
+            q: AlignedBuf::zeroed(values)?,
+            d: AlignedBuf::zeroed(values / GROUP_VALUES)?,
+            sum16: AlignedBuf::zeroed(values / 16)?,
+        })
+    }
+
+    /// The first `values` values as rows of `k`.
+    pub fn rows(&self, values: usize, k: usize) -> Int8Rows<'_> {
+        Int8Rows {
+            k,
+            q: &self.q[..values],
+            d: &self.d[..values / GROUP_VALUES],
+            sum16: &self.sum16[..values / 16],
+        }
+    }
+
+    /// The first `values` values as rows of `k`, to be written.
+    pub fn rows_mut(&mut self, values: usize, k: usize) -> Int8RowsMut<'_> {
+        Int8RowsMut {
+            k,
+            q: &mut self.q[..values],
+            d: &mut self.d[..values / GROUP_VALUES],
+            sum16: &mut self.sum16[..values / 16],
+        }
+    }
+
+    /// Scales of all values, for poisoning.
+    pub(super) fn scales_mut(&mut self) -> &mut [f32] {
+        &mut self.d
+    }
+
+    pub(super) fn scales(&self) -> &[f32] {
+        &self.d
+    }
+}
+
+impl Buffers {
+    /// Buffers of these shapes, without rows.
+    pub fn new(specs: &[BufferSpec]) -> Buffers {
+        let empty = || AlignedBuf::zeroed(0).expect("nothing needs no memory");
+        Buffers {
+            specs: specs.to_vec(),
+            rows: [0; 3],
+            floats: specs.iter().map(|_| empty()).collect(),
+            int8: specs.iter().map(|_| Int8Buffer::zeroed(0).expect("nothing needs no memory")).collect(),
+        }
+    }
+
+    /// Sets how many rows a domain has from now on; memory only grows.
+    pub fn set_rows(&mut self, domain: Domain, rows: usize) -> Result<(), StepError> {
+        self.rows[domain as usize] = rows;
+        for (i, spec) in self.specs.iter().enumerate().filter(|(_, spec)| spec.domain == domain) {
+            let values = rows * spec.width;
+            let oom = |_| StepError::OutOfMemory { bytes: values * 4 };
+            match spec.content {
+                Content::Float if self.floats[i].len() < values => {
+                    self.floats[i] = AlignedBuf::zeroed(values).map_err(oom)?;
+                }
+                Content::Int8 if self.int8[i].q.len() < values => {
+                    self.int8[i] = Int8Buffer::zeroed(values).map_err(oom)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Shape of a buffer.
+    pub fn spec(&self, id: BufferId) -> BufferSpec {
+        self.specs[id.0 as usize]
+    }
+
+    /// Rows a buffer has now.
+    pub fn rows(&self, id: BufferId) -> usize {
+        self.rows[self.spec(id).domain as usize]
+    }
+
+    /// Values per row.
+    pub fn width(&self, id: BufferId) -> usize {
+        self.spec(id).width
+    }
+
+    /// All rows of a float buffer.
+    pub fn float(&self, id: BufferId) -> &[f32] {
+        &self.floats[id.0 as usize][..self.rows(id) * self.width(id)]
+    }
+
+    /// All rows of an int8 buffer as rows of `k` values.
+    pub fn int8(&self, id: BufferId, k: usize) -> Int8Rows<'_> {
+        self.int8[id.0 as usize].rows(self.rows(id) * self.width(id), k)
+    }
+
+    /// Takes a float buffer out, to be written while others are read; [`Buffers::put`] gives it back.
+    pub(super) fn take(&mut self, id: BufferId) -> AlignedBuf<f32> {
+        let empty = AlignedBuf::zeroed(0).expect("nothing needs no memory");
+        std::mem::replace(&mut self.floats[id.0 as usize], empty)
+    }
+
+    /// Gives back what [`Buffers::take`] took.
+    pub(super) fn put(&mut self, id: BufferId, buffer: AlignedBuf<f32>) {
+        self.floats[id.0 as usize] = buffer;
+    }
+
+    pub(super) fn int8_mut(&mut self, id: BufferId) -> &mut Int8Buffer {
+        &mut self.int8[id.0 as usize]
+    }
+
+    pub(super) fn float_and_int8_mut(
+        &mut self,
+        float: BufferId,
+        int8: BufferId,
+    ) -> (&[f32], &mut Int8Buffer) {
+        let values = self.rows(float) * self.width(float);
+        (&self.floats[float.0 as usize][..values], &mut self.int8[int8.0 as usize])
+    }
+
+    /// Number of buffers.
+    pub fn len(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// True without buffers.
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty()
+    }
+
+    /// Bytes of all buffers.
+    pub fn bytes(&self) -> usize {
+        let floats: usize = self.floats.iter().map(|b| b.len() * 4).sum();
+        let int8: usize = self.int8.iter().map(|b| b.q.len() + b.d.len() * 4 + b.sum16.len() * 2).sum();
+        floats + int8
+    }
+}

@@ -1,0 +1,110 @@
+//! A loaded model: its spec, its weights, its graphs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gguf::{Metadata, ModelFile};
+
+use crate::error::LoadError;
+use crate::graph::{self, Graph};
+use crate::models::{ModelSpec, read_spec};
+use crate::state::{KvType, ModelIdentity, State, StateLayout};
+use crate::weights::Weights;
+use crate::{error::StepError, models::TensorId};
+
+/// What the caller decides about loading.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Element type of cached keys and values.
+    pub kv: KvType,
+    /// Most tokens of a sequence; the model's own limit if absent.
+    pub context_tokens: Option<usize>,
+    /// A file that holds the draft layer.
+    pub draft: Option<PathBuf>,
+}
+
+/// A model in memory. Never changes once loaded.
+pub struct Model {
+    /// Shapes and layers.
+    pub spec: ModelSpec,
+    /// Weights.
+    pub weights: Weights,
+    /// Forward pass of the trunk.
+    pub trunk: Graph,
+    /// Forward pass of the draft layer.
+    pub draft: Option<Graph>,
+    /// What a sequence keeps for the trunk.
+    pub layout: Arc<StateLayout>,
+    /// What a sequence keeps for the draft layer.
+    pub draft_layout: Option<Arc<StateLayout>>,
+    /// What states of this model are bound to.
+    pub identity: ModelIdentity,
+    /// Metadata of the file, for tokenizer and template.
+    pub metadata: Metadata,
+}
+
+impl Model {
+    /// Loads a model: a file, one file of a set, or the folder of a set.
+    ///
+    /// # Errors
+    /// [`LoadError`] names the key, tensor or file at fault.
+    pub fn load(path: &Path, options: &LoadOptions) -> Result<Model, LoadError> {
+        let file = ModelFile::open(path)?;
+        let draft_file = options.draft.as_deref().map(ModelFile::open).transpose()?;
+        let mut spec = read_spec(&file, draft_file.as_ref())?;
+        let weights = Weights::load(&file, draft_file.as_ref(), &spec)?;
+        if let Some(divisors) = spec.rope.divisors {
+            spec.rope.divide(weights.vector(divisors));
+        }
+        let dtype = |id: TensorId| weights.dtype(id);
+        let trunk = graph::trunk(&spec, &dtype);
+        let draft = spec.draft.as_ref().map(|draft| graph::draft(&spec, draft, &dtype));
+        let context_tokens = options.context_tokens.unwrap_or(spec.context_tokens);
+        let layout = Arc::new(StateLayout::new(spec.layers.iter(), options.kv, context_tokens));
+        let draft_layout = (spec.draft.as_ref())
+            .map(|d| Arc::new(StateLayout::new(std::iter::once(&d.layer), options.kv, context_tokens)));
+        let identity = identity(&file);
+        Ok(Model { spec, weights, trunk, draft, layout, draft_layout, identity, metadata: file.metadata })
+    }
+
+    /// An empty sequence.
+    ///
+    /// # Errors
+    /// [`StepError::OutOfMemory`].
+    pub fn new_state(&self) -> Result<State, StepError> {
+        State::new(self.layout.clone())
+    }
+
+    /// An empty sequence of the draft layer.
+    ///
+    /// # Errors
+    /// [`StepError::OutOfMemory`].
+    pub fn new_draft_state(&self) -> Result<State, StepError> {
+        State::new(self.draft_layout.clone().expect("a model with a draft layer"))
+    }
+
+    /// Bytes of weights that one token's forward pass reads: all but the embedding table (of which a row is read), with
+    /// the chosen experts of each routed layer.
+    pub fn active_bytes(&self) -> usize {
+        crate::accounting::active_bytes(&self.spec, &self.weights)
+    }
+}
+
+/// Hash over names, types and shapes of all tensors and the file sizes.
+fn identity(file: &ModelFile) -> ModelIdentity {
+    let mut text = String::new();
+    for tensor in &file.tensors {
+        text.push_str(&format!("{} {} {:?};", tensor.name, tensor.dtype.name(), tensor.shape));
+    }
+    for shard in &file.shards {
+        text.push_str(&format!("{};", shard.len));
+    }
+    ModelIdentity(fnv1a(text.as_bytes()))
+}
+
+/// The 64-bit FNV-1a hash (Fowler, Noll, Vo): names things, protects nothing.
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

@@ -1,0 +1,123 @@
+//! Reading keys of one architecture.
+
+use gguf::ModelFile;
+
+use crate::error::LoadError;
+
+/// Metadata under one architecture's prefix, with the sanity limits every key shares.
+pub(super) struct Keys<'a> {
+    file: &'a ModelFile,
+    prefix: &'static str,
+}
+
+/// No dimension, count or length of a model is larger.
+const SIZE_MAX: u64 = 1 << 31;
+
+impl<'a> Keys<'a> {
+    pub fn new(file: &'a ModelFile, prefix: &'static str) -> Keys<'a> {
+        Keys { file, prefix }
+    }
+
+    pub fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    /// A positive size.
+    pub fn size(&self, key: &str) -> Result<usize, LoadError> {
+        self.optional_size(key)?
+            .filter(|&n| n > 0)
+            .ok_or_else(|| LoadError::MissingKey { key: self.full(key), wanted: "a positive integer" })
+    }
+
+    /// A size, zero included. An array of equal values counts as that value.
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        let Some(values) = self.optional_integers(key)? else { return Ok(None) };
+        let Some(&first) = values.first() else { return Ok(None) };
+        if values.iter().any(|&v| v != first) {
+            return Err(LoadError::BadKey {
+                key: self.full(key),
+                wanted: "one value for all layers".into(),
+                found: format!("{values:?}"),
+            });
+        }
+        if first > SIZE_MAX {
+            return Err(LoadError::BadKey {
+                key: self.full(key),
+                wanted: format!("at most {SIZE_MAX}"),
+                found: first.to_string(),
+            });
+        }
+        Ok(Some(first as usize))
+    }
+
+    /// Non-negative integers (booleans count as 0 and 1); a scalar counts as an array of one.
+    pub fn optional_integers(&self, key: &str) -> Result<Option<Vec<u64>>, LoadError> {
+        let full = self.full(key);
+        let Some(values) = self.file.metadata.integers(&full)? else { return Ok(None) };
+        values
+            .into_iter()
+            .map(|v| {
+                u64::try_from(v).map_err(|_| LoadError::BadKey {
+                    key: full.clone(),
+                    wanted: "no negative number".into(),
+                    found: v.to_string(),
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map(Some)
+    }
+
+    pub fn integers(&self, key: &str, len: usize) -> Result<Vec<u64>, LoadError> {
+        let values = self
+            .optional_integers(key)?
+            .ok_or_else(|| LoadError::MissingKey { key: self.full(key), wanted: "an array of integers" })?;
+        if values.len() != len {
+            return Err(LoadError::BadKey {
+                key: self.full(key),
+                wanted: format!("{len} values"),
+                found: format!("{} values", values.len()),
+            });
+        }
+        Ok(values)
+    }
+
+    pub fn float(&self, key: &str) -> Result<f32, LoadError> {
+        self.optional_float(key)?
+            .ok_or_else(|| LoadError::MissingKey { key: self.full(key), wanted: "a number" })
+    }
+
+    /// A finite number.
+    pub fn optional_float(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        let full = self.full(key);
+        match self.file.metadata.float(&full)? {
+            Some(value) if !value.is_finite() => Err(LoadError::BadKey {
+                key: full,
+                wanted: "a finite number".into(),
+                found: value.to_string(),
+            }),
+            value => Ok(value),
+        }
+    }
+
+    pub fn optional_string(&self, key: &str) -> Result<Option<&'a str>, LoadError> {
+        Ok(self.file.metadata.string(&self.full(key))?)
+    }
+
+    /// Fails with a sentence about `key` unless `holds`.
+    pub fn require(
+        &self,
+        key: &str,
+        holds: bool,
+        wanted: &str,
+        found: impl ToString,
+    ) -> Result<(), LoadError> {
+        match holds {
+            true => Ok(()),
+            false => Err(LoadError::BadKey {
+                key: self.full(key),
+                wanted: wanted.into(),
+                found: found.to_string(),
+            }),
+        }
+    }
+}

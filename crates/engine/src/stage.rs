@@ -1,0 +1,231 @@
+//! A stage: a model's layers on one backend, running windows.
+
+use std::sync::Arc;
+
+use kernels::{Isa, Kernels};
+use sys::pool::Pool;
+
+use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
+use crate::error::{LoadError, StepError};
+use crate::graph::{Domain, Graph, Tap, TapSource};
+use crate::model::Model;
+use crate::state::State;
+use crate::window::{Input, Window};
+
+/// Runs windows through a model.
+pub struct Stage<B = Cpu> {
+    model: Arc<Model>,
+    backend: B,
+    trunk: Buffers,
+    draft: Option<Buffers>,
+}
+
+/// What a window gave, for the rows that wanted it, in their order.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// `[rows][vocabulary]`.
+    pub logits: &'a [f32],
+    /// Residual before the head, `[rows][streams * width]`.
+    pub residual: &'a [f32],
+}
+
+/// Sees named intermediates: name, values per row, rows.
+pub type TapSink<'a> = &'a mut dyn FnMut(&str, usize, &[f32]);
+
+/// A CPU backend of `threads` threads; `isa` forces an instruction set.
+///
+/// # Errors
+/// [`LoadError::InstructionSet`] and [`LoadError::Threads`].
+pub fn cpu(threads: usize, isa: Option<Isa>) -> Result<Cpu, LoadError> {
+    let kernels = match isa {
+        None => Kernels::detect(),
+        Some(isa) => Kernels::new(isa).ok_or_else(|| LoadError::InstructionSet {
+            isa: isa.name().into(),
+            available: Isa::ALL
+                .into_iter()
+                .filter(|i| i.available())
+                .map(Isa::name)
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?,
+    };
+    let pool = Pool::new(threads).map_err(|e| LoadError::Threads { threads, reason: e.to_string() })?;
+    Ok(Cpu::new(kernels, pool))
+}
+
+impl<B: Backend> Stage<B> {
+    /// The whole model on `backend`.
+    pub fn new(model: Arc<Model>, backend: B) -> Stage<B> {
+        let trunk = Buffers::new(&model.trunk.buffers);
+        let draft = model.draft.as_ref().map(|graph| Buffers::new(&graph.buffers));
+        Stage { model, backend, trunk, draft }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Logits of the last window through the trunk.
+    pub fn logits(&self) -> &[f32] {
+        self.trunk.float(self.model.trunk.logits)
+    }
+
+    /// Bytes of scratch memory.
+    pub fn scratch_bytes(&self) -> usize {
+        self.trunk.bytes() + self.draft.as_ref().map_or(0, Buffers::bytes)
+    }
+
+    /// Runs a window through the trunk. Rows of tentative spans wait for [`State::keep`]; others are committed.
+    ///
+    /// # Errors
+    /// [`StepError::TokenOutOfRange`], [`StepError::ContextFull`] and [`StepError::OutOfMemory`] leave the states as they
+    /// were; after any other error the states of the window's sequences are unusable.
+    pub fn run(
+        &mut self,
+        window: &Window,
+        states: &mut [&mut State],
+        taps: Option<TapSink<'_>>,
+    ) -> Result<Output<'_>, StepError> {
+        let graph = &self.model.trunk;
+        run(&self.model, graph, &mut self.backend, &mut self.trunk, window, states, taps)?;
+        Ok(Output { logits: self.trunk.float(graph.logits), residual: self.trunk.float(graph.residual) })
+    }
+
+    /// Runs a window through the draft layer; the window carries the trunk's residuals and the states are draft states.
+    ///
+    /// # Errors
+    /// As [`Stage::run`].
+    pub fn run_draft(
+        &mut self,
+        window: &Window,
+        states: &mut [&mut State],
+        taps: Option<TapSink<'_>>,
+    ) -> Result<Output<'_>, StepError> {
+        let graph = self.model.draft.as_ref().expect("a model with a draft layer");
+        let buffers = self.draft.as_mut().expect("a model with a draft layer");
+        assert_eq!(window.hidden.len(), window.rows.len() * self.model.spec.streams * self.model.spec.width);
+        run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        Ok(Output { logits: buffers.float(graph.logits), residual: buffers.float(graph.residual) })
+    }
+}
+
+fn run<B: Backend>(
+    model: &Model,
+    graph: &Graph,
+    backend: &mut B,
+    buffers: &mut Buffers,
+    window: &Window,
+    states: &mut [&mut State],
+    mut taps: Option<TapSink<'_>>,
+) -> Result<(), StepError> {
+    check(model, window, states.len())?;
+    open(window, states)?;
+    let outputs: Vec<u32> = window.output_rows().map(|row| row as u32).collect();
+    buffers.set_rows(Domain::Window, window.rows.len())?;
+    buffers.set_rows(Domain::Outputs, outputs.len())?;
+    let mut pass = Pass {
+        weights: &model.weights,
+        window,
+        states: states.iter_mut().map(|state| &mut **state).collect(),
+        rope: &model.spec.rope,
+        rotations: Rotations::new(&model.spec.rope, window),
+        outputs,
+        routing: Routing::default(),
+        selections: Vec::new(),
+        ngram_rows: Vec::new(),
+    };
+    for segment in &graph.segments {
+        backend.run_segment(segment, buffers, &mut pass, &mut |node, buffers, pass| {
+            if let Some(sink) = taps.as_mut() {
+                node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
+            }
+        })?;
+        if segment.experts_of.is_some() {
+            buffers.set_rows(Domain::Assignments, pass.routing.len())?;
+        }
+    }
+    if let Some(path) = model.weights.damaged() {
+        return Err(StepError::FileDamaged { path: path.to_owned() });
+    }
+    for span in window.spans.iter().filter(|span| !span.tentative) {
+        states[span.state].keep(span.count);
+    }
+    Ok(())
+}
+
+/// Tokens come from outside; the shape of a window is our own.
+fn check(model: &Model, window: &Window, states: usize) -> Result<(), StepError> {
+    let mut row = 0;
+    let mut seen = vec![false; states];
+    for span in &window.spans {
+        assert!(span.first == row && span.count > 0, "spans cover the rows in order");
+        assert!(!std::mem::replace(&mut seen[span.state], true), "one span per sequence");
+        row += span.count;
+    }
+    assert_eq!(row, window.rows.len(), "spans cover the rows");
+    let vocabulary = model.spec.vocabulary;
+    for row in &window.rows {
+        match row.input {
+            Input::Token(token) if token as usize >= vocabulary => {
+                return Err(StepError::TokenOutOfRange { token, vocabulary });
+            }
+            Input::Embedding(i) => assert!((i as usize + 1) * model.spec.width <= window.embeddings.len()),
+            Input::Token(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn open(window: &Window, states: &mut [&mut State]) -> Result<(), StepError> {
+    for (i, span) in window.spans.iter().enumerate() {
+        let positions: Vec<[i32; 3]> =
+            window.rows[span.first..span.first + span.count].iter().map(|row| row.position).collect();
+        if let Err(error) = states[span.state].open(&positions) {
+            window.spans[..i].iter().for_each(|span| states[span.state].keep(0));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn record(tap: &Tap, buffers: &Buffers, pass: &Pass<'_>, sink: &mut TapSink<'_>) {
+    let rows = pass.window.rows.len();
+    match tap.source {
+        TapSource::Buffer(id) => sink(&tap.name, buffers.width(id), buffers.float(id)),
+        TapSource::Columns(id, first, width) => {
+            let all = buffers.float(id).chunks_exact(buffers.width(id));
+            let values: Vec<f32> = all.flat_map(|row| row[first..first + width].iter().copied()).collect();
+            sink(&tap.name, width, &values);
+        }
+        TapSource::ExpertIds => {
+            let values: Vec<f32> = pass.routing.experts.iter().map(|&e| e as f32).collect();
+            sink(&tap.name, pass.routing.used, &values);
+        }
+        TapSource::ExpertWeights => {
+            let by_row = pass.routing.by_row.iter();
+            let values: Vec<f32> = by_row.map(|&a| pass.routing.weights[a as usize]).collect();
+            sink(&tap.name, pass.routing.used, &values);
+        }
+        TapSource::SelectedCells => {
+            let cells =
+                pass.selections.iter().filter_map(|s| s.runs.last()).map(|r| r.1 as usize).max().unwrap_or(0);
+            let mut values = vec![0.0; rows * cells];
+            for (row, selection) in pass.selections.iter().enumerate() {
+                for &(first, end) in &selection.runs {
+                    values[row * cells + first as usize..row * cells + end as usize].fill(1.0);
+                }
+            }
+            sink(&tap.name, cells, &values);
+        }
+        TapSource::NgramRows => {
+            let values: Vec<f32> = pass.ngram_rows.iter().map(|&r| r as f32).collect();
+            sink(&tap.name, values.len() / rows.max(1), &values);
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What a sequence keeps on a stage.
+//!
+//! Keys and values live in blocks of 256 cells that several sequences may share (copy on write); recurrent layers keep a
+//! matrix per head and the tail of their convolution. Rows of a tentative span can be taken back: what attention layers
+//! stored is cut off, and recurrent layers hold the state *before* those rows together with each row's small inputs, so
+//! that the accepted rows are replayed from them by the next pass.
+
+mod cells;
+mod codec;
+mod recurrent;
+
+use std::sync::Arc;
+
+pub use cells::{AttentionCells, CellBlock, KvType};
+pub use codec::ModelIdentity;
+pub use recurrent::{DeltaState, PendingRows, Tail};
+
+use crate::error::StepError;
+use crate::models::{LayerSpec, Mixer};
+use kernels::{Kernels, PARTITION_CELLS};
+
+/// Shapes of everything a sequence keeps, fixed when the model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// Element type of cached keys and values.
+    pub kv: KvType,
+    /// Attention layers, first to last.
+    pub attention: Vec<AttentionCells>,
+    /// Values of one cell block.
+    pub block_values: usize,
+    /// Delta-net layers, first to last.
+    pub delta: Vec<DeltaShape>,
+    /// The n-gram block, if there is one.
+    pub ngram: Option<NgramShape>,
+    /// Most tokens a sequence may hold.
+    pub context_tokens: usize,
+}
+
+/// Shape of one delta-net layer's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Key heads.
+    pub key_heads: usize,
+    /// Value heads.
+    pub value_heads: usize,
+    /// Values per key head.
+    pub key_dim: usize,
+    /// Values per value head.
+    pub value_dim: usize,
+    /// Rows of the convolution's tail.
+    pub tail_rows: usize,
+    /// Channels of the convolution.
+    pub channels: usize,
+}
+
+/// Shape of the n-gram block's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramShape {
+    /// Token ids of history.
+    pub history: usize,
+    /// Id that stands for what is before the start.
+    pub reset_token: u32,
+    /// Rows of the convolution's tail.
+    pub tail_rows: usize,
+    /// Channels of the convolution.
+    pub channels: usize,
+}
+
+impl StateLayout {
+    /// The layout for these layers.
+    pub fn new<'a>(
+        layers: impl Iterator<Item = &'a LayerSpec>,
+        kv: KvType,
+        context_tokens: usize,
+    ) -> StateLayout {
+        let mut layout = StateLayout {
+            kv,
+            attention: Vec::new(),
+            block_values: 0,
+            delta: Vec::new(),
+            ngram: None,
+            context_tokens,
+        };
+        for layer in layers {
+            match &layer.mixer {
+                Mixer::Attention(spec) => {
+                    let cells = AttentionCells::new(spec, layout.block_values);
+                    layout.block_values = cells.end();
+                    layout.attention.push(cells);
+                }
+                Mixer::DeltaNet(spec) => layout.delta.push(DeltaShape {
+                    key_heads: spec.key_heads,
+                    value_heads: spec.value_heads,
+                    key_dim: spec.key_dim,
+                    value_dim: spec.value_dim,
+                    tail_rows: spec.taps - 1,
+                    channels: spec.channels(),
+                }),
+            }
+            if let (Some(spec), crate::models::ReadSpec::Streams { down, .. }) =
+                (&layer.ngram, layer.mixer_read)
+            {
+                layout.ngram = Some(NgramShape {
+                    history: spec.ngram - 1,
+                    reset_token: spec.reset_token,
+                    tail_rows: (spec.taps - 1) * spec.dilation,
+                    channels: down.inputs,
+                });
+            }
+        }
+        layout
+    }
+}
+
+/// One sequence's state. Cloning it is a fork: cell blocks are shared until one side writes.
+#[derive(Clone)]
+pub struct State {
+    layout: Arc<StateLayout>,
+    /// Committed tokens.
+    tokens: usize,
+    /// Rows of the last span that are still tentative.
+    tentative: usize,
+    /// Position triples of the tokens since the earliest block that a rollback could open again.
+    positions: Vec<[i32; 3]>,
+    /// Token index of `positions[0]`.
+    positions_first: usize,
+    /// Position that a text token would take next, as far as committed tokens say.
+    next_position: i32,
+    blocks: Vec<Arc<CellBlock>>,
+    /// Per sparse attention layer: raw indexer keys of the tokens from `positions_first` on, rounded as stored.
+    raw_keys: Vec<Vec<f32>>,
+    delta: Vec<DeltaState>,
+    tails: Vec<Tail>,
+    ngram_tail: Option<Tail>,
+    ngram_history: Vec<u32>,
+    ngram_pending: Vec<u32>,
+}
+
+impl State {
+    /// The state before the first token.
+    pub fn new(layout: Arc<StateLayout>) -> Result<State, StepError> {
+        let delta = layout.delta.iter().map(DeltaState::new).collect::<Result<_, _>>()?;
+        let tails = layout.delta.iter().map(|shape| Tail::new(shape.channels, shape.tail_rows)).collect();
+        let ngram_tail = layout.ngram.map(|shape| Tail::new(shape.channels, shape.tail_rows));
+        let ngram_history = layout.ngram.map_or(Vec::new(), |shape| vec![shape.reset_token; shape.history]);
+        Ok(State {
+            tokens: 0,
+            tentative: 0,
+            positions: Vec::new(),
+            positions_first: 0,
+            next_position: 0,
+            blocks: Vec::new(),
+            raw_keys: vec![Vec::new(); layout.attention.len()],
+            delta,
+            tails,
+            ngram_tail,
+            ngram_history,
+            ngram_pending: Vec::new(),
+            layout,
+        })
+    }
+
+    /// Shapes of this state.
+    pub fn layout(&self) -> &Arc<StateLayout> {
+        &self.layout
+    }
+
+    /// Committed tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Rotary position of the next text token.
+    pub fn next_position(&self) -> i32 {
+        self.next_position
+    }
+
+    /// Bytes this state holds, shared blocks included.
+    pub fn bytes(&self) -> usize {
+        let blocks: usize = self.blocks.iter().map(|block| block.bytes()).sum();
+        let delta: usize = self.delta.iter().map(DeltaState::bytes).sum();
+        let tails: usize = self.tails.iter().chain(&self.ngram_tail).map(Tail::bytes).sum();
+        let raw: usize = self.raw_keys.iter().map(|keys| keys.len() * 4).sum();
+        blocks + delta + tails + raw
+    }
+
+    /// Makes room for `rows` more tokens: their blocks exist and belong to this state alone.
+    pub(crate) fn open(&mut self, rows: &[[i32; 3]]) -> Result<(), StepError> {
+        assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
+        let end = self.tokens + rows.len();
+        if end > self.layout.context_tokens {
+            return Err(StepError::ContextFull { tokens: end, context_tokens: self.layout.context_tokens });
+        }
+        if self.layout.block_values > 0 {
+            while self.blocks.len() * PARTITION_CELLS < end {
+                self.blocks.push(Arc::new(CellBlock::new(self.layout.kv, self.layout.block_values)?));
+            }
+            for block in &mut self.blocks[self.tokens / PARTITION_CELLS..] {
+                if Arc::get_mut(block).is_none() {
+                    *block = Arc::new(block.duplicate()?);
+                }
+            }
+        }
+        self.positions.extend_from_slice(rows);
+        self.tentative = rows.len();
+        Ok(())
+    }
+
+    /// Keeps the first `keep` rows of the last span and takes the others back.
+    pub fn keep(&mut self, keep: usize) {
+        assert!(keep <= self.tentative, "{keep} of {} rows", self.tentative);
+        let taken_back = self.tentative - keep;
+        self.positions.truncate(self.positions.len() - taken_back);
+        self.tokens += keep;
+        self.tentative = 0;
+        if keep > 0
+            && let Some(last) = self.positions.last()
+        {
+            self.next_position = last.iter().copied().max().unwrap_or(0) + 1;
+        }
+        let held = self.positions.len();
+        for (cells, raw) in self.layout.attention.iter().zip(&mut self.raw_keys) {
+            if let Some(indexer) = &cells.indexer {
+                raw.truncate(held * indexer.head_dim);
+            }
+        }
+        self.drop_complete_positions();
+        for delta in &mut self.delta {
+            delta.keep(keep);
+        }
+        for tail in self.tails.iter_mut().chain(&mut self.ngram_tail) {
+            tail.keep(keep);
+        }
+        self.ngram_pending.truncate(keep);
+        self.ngram_history.append(&mut self.ngram_pending);
+        let history = self.layout.ngram.map_or(0, |shape| shape.history);
+        self.ngram_history.drain(..self.ngram_history.len() - history);
+    }
+
+    /// Forgets positions and raw indexer keys of blocks that are complete in every layer.
+    fn drop_complete_positions(&mut self) {
+        let keep_from = (self.layout.attention.iter())
+            .filter_map(|cells| cells.indexer.as_ref())
+            .map(|indexer| self.tokens / indexer.block_cells * indexer.block_cells)
+            .min()
+            .unwrap_or(self.tokens);
+        let gone = keep_from - self.positions_first;
+        self.positions.drain(..gone);
+        for (cells, raw) in self.layout.attention.iter().zip(&mut self.raw_keys) {
+            if let Some(indexer) = &cells.indexer {
+                raw.drain(..gone * indexer.head_dim);
+            }
+        }
+        self.positions_first = keep_from;
+    }
+
+    /// Stores keys and values, `[kv_heads][head_dim]` each, of the token with index `cell` in attention layer `layer`.
+    pub(crate) fn store_cell(&mut self, kernels: &Kernels, layer: usize, cell: usize, k: &[f32], v: &[f32]) {
+        let layout = &self.layout.attention[layer];
+        let block =
+            Arc::get_mut(&mut self.blocks[cell / PARTITION_CELLS]).expect("an open block is not shared");
+        let d = layout.head_dim;
+        for head in 0..layout.kv_heads {
+            let at = (cell % PARTITION_CELLS) * d;
+            block.write(kernels, layout.keys(head).start + at, &k[head * d..][..d]);
+            block.write(kernels, layout.values(head).start + at, &v[head * d..][..d]);
+        }
+    }
+
+    /// Block `partition` of cells.
+    pub(crate) fn block(&self, partition: usize) -> &CellBlock {
+        &self.blocks[partition]
+    }
+
+    /// Appends the raw indexer key of the next token and, where it completes a block, returns the block's index, its
+    /// raw keys and the position of its first token.
+    pub(crate) fn push_raw_key(&mut self, layer: usize, key: &[f32]) -> Option<(usize, &[f32], [i32; 3])> {
+        let indexer = self.layout.attention[layer].indexer.expect("a sparse layer");
+        let raw = &mut self.raw_keys[layer];
+        raw.extend_from_slice(key);
+        let token = self.positions_first + raw.len() / indexer.head_dim;
+        if !token.is_multiple_of(indexer.block_cells) {
+            return None;
+        }
+        let first = token - indexer.block_cells;
+        let at = first - self.positions_first;
+        Some((first / indexer.block_cells, &raw[at * indexer.head_dim..], self.positions[at]))
+    }
+
+    /// Stores the pooled indexer key of block `index`.
+    pub(crate) fn store_pooled(&mut self, kernels: &Kernels, layer: usize, index: usize, key: &[f32]) {
+        let layout = &self.layout.attention[layer];
+        let indexer = layout.indexer.expect("a sparse layer");
+        let per_block = PARTITION_CELLS / indexer.block_cells;
+        let block = Arc::get_mut(&mut self.blocks[index / per_block]).expect("an open block is not shared");
+        block.write(kernels, indexer.first + (index % per_block) * indexer.head_dim, key);
+    }
+
+    /// The recurrent state of delta-net layer `layer`.
+    pub(crate) fn delta_mut(&mut self, layer: usize) -> &mut DeltaState {
+        &mut self.delta[layer]
+    }
+
+    /// The convolution tail of delta-net layer `layer`, or of the n-gram block.
+    pub(crate) fn tail_mut(&mut self, slot: TailSlot) -> &mut Tail {
+        match slot {
+            TailSlot::Delta(layer) => &mut self.tails[layer],
+            TailSlot::Ngram => self.ngram_tail.as_mut().expect("an n-gram block"),
+        }
+    }
+
+    /// Remembers the n-gram tokens of the open rows and returns the history before them, oldest first.
+    pub(crate) fn push_ngram_tokens(&mut self, tokens: impl Iterator<Item = u32>) -> Vec<u32> {
+        self.ngram_pending.clear();
+        self.ngram_pending.extend(tokens);
+        self.ngram_history.clone()
+    }
+}
+
+/// Which convolution's tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TailSlot {
+    /// Of this delta-net layer.
+    Delta(usize),
+    /// Of the n-gram block.
+    Ngram,
+}

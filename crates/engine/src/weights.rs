@@ -1,0 +1,115 @@
+//! The weights of a model, held for computing.
+
+use std::ops::Range;
+use std::path::Path;
+
+use gguf::{ModelFile, TensorType};
+use kernels::{WeightRows, quant};
+use sys::memory::AlignedBuf;
+use sys::mmap::Map;
+
+use crate::error::LoadError;
+use crate::models::{Binding, Form, ModelSpec, TensorId};
+
+/// Mapped files and the tensors in them, in the order of [`ModelSpec::tensors`].
+pub struct Weights {
+    maps: Vec<Map>,
+    held: Vec<Held>,
+}
+
+enum Held {
+    Rows { map: usize, range: Range<usize>, dtype: TensorType, row_values: usize },
+    Vector(AlignedBuf<f32>),
+}
+
+impl Weights {
+    /// Maps the files and holds every tensor the spec names.
+    pub fn load(file: &ModelFile, draft: Option<&ModelFile>, spec: &ModelSpec) -> Result<Weights, LoadError> {
+        let mut maps = Vec::new();
+        for shard in file.shards.iter().chain(draft.iter().flat_map(|f| &f.shards)) {
+            maps.push(Map::open(&shard.path)?);
+        }
+        let draft_maps = file.shards.len();
+        let held = spec
+            .tensors
+            .iter()
+            .map(|binding| {
+                let (file, first_map) = match (binding.in_draft_file, draft) {
+                    (true, Some(draft)) => (draft, draft_maps),
+                    _ => (file, 0),
+                };
+                hold(binding, file, first_map, &maps)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Weights { maps, held })
+    }
+
+    /// All rows of a tensor held as it lies in the file.
+    pub fn rows(&self, id: TensorId) -> WeightRows<'_> {
+        match &self.held[id.0 as usize] {
+            Held::Rows { map, range, dtype, row_values } => {
+                WeightRows::new(*dtype, *row_values, &self.maps[*map][range.clone()])
+            }
+            Held::Vector(_) => panic!("tensor {} is held as a vector", id.0),
+        }
+    }
+
+    /// Element type of a tensor held as it lies in the file.
+    pub fn dtype(&self, id: TensorId) -> TensorType {
+        match &self.held[id.0 as usize] {
+            Held::Rows { dtype, .. } => *dtype,
+            Held::Vector(_) => TensorType::F32,
+        }
+    }
+
+    /// A tensor held in f32.
+    pub fn vector(&self, id: TensorId) -> &[f32] {
+        match &self.held[id.0 as usize] {
+            Held::Vector(values) => values,
+            Held::Rows { .. } => panic!("tensor {} is held as rows", id.0),
+        }
+    }
+
+    /// Bytes of a tensor as it is held.
+    pub fn held_bytes(&self, id: TensorId) -> usize {
+        match &self.held[id.0 as usize] {
+            Held::Rows { range, .. } => range.len(),
+            Held::Vector(values) => values.len() * 4,
+        }
+    }
+
+    /// A file of which a part could not be read since it was mapped.
+    pub fn damaged(&self) -> Option<&Path> {
+        self.maps.iter().find(|map| map.damaged()).map(Map::path)
+    }
+}
+
+fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> Result<Held, LoadError> {
+    let info = file.tensor(&binding.name).expect("a bound tensor is in its file");
+    let map = first_map + info.shard;
+    let range = info.offset as usize..(info.offset + info.len) as usize;
+    let bad_type = || LoadError::TensorType { name: binding.name.clone(), found: info.dtype.name() };
+    let float = matches!(info.dtype, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+    if !float && !quant::FORMATS.contains(&info.dtype) {
+        return Err(bad_type());
+    }
+    if binding.form == Form::Rows {
+        return Ok(Held::Rows { map, range, dtype: info.dtype, row_values: binding.row_values });
+    }
+    let mut values = AlignedBuf::<f32>::zeroed(binding.row_values * binding.rows)?;
+    let rows = WeightRows::new(info.dtype, binding.row_values, &maps[map][range]);
+    for row in 0..binding.rows {
+        let out = &mut values[row * binding.row_values..][..binding.row_values];
+        quant::dequantize_row(info.dtype, rows.row(row), out).map_err(|_| bad_type())?;
+    }
+    if binding.form == Form::Taps {
+        let mut tap_major = AlignedBuf::<f32>::zeroed(values.len())?;
+        for channel in 0..binding.rows {
+            for tap in 0..binding.row_values {
+                tap_major[tap * binding.rows + channel] = values[channel * binding.row_values + tap];
+            }
+        }
+        values = tap_major;
+    }
+    Ok(Held::Vector(values))
+}
