@@ -1,0 +1,48 @@
+//! `cargo xtask qualify`: the long checks, run by hand, their figures kept in `bench/qualify.csv`.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::process::{self, command};
+
+/// A check that is too long for every change: its name and its command. A command is a test runner; the figure kept is
+/// the number of its tests that passed.
+const STEPS: &[(&str, &str)] = &[("release-tests", "cargo test --workspace --release")];
+
+/// Runs every step and appends one row for each.
+///
+/// # Errors
+/// The names of the steps that failed, after all have run; or the table could not be written.
+pub fn run(root: &Path) -> Result<(), String> {
+    let date = process::read(command(root, "date -u +%Y-%m-%dT%H:%MZ"))?.trim().to_owned();
+    let commit = process::read(command(root, "git describe --always --dirty --abbrev=12"))?.trim().to_owned();
+    let mut failed = Vec::new();
+    for &(name, line) in STEPS {
+        println!("== {name}: {line}");
+        let start = Instant::now();
+        let (outcome, counts) = process::run_tests(command(root, line));
+        let seconds = start.elapsed().as_secs_f64();
+        let result = if outcome.is_ok() { "ok" } else { "failed" };
+        println!("== {name}: {result}, {seconds:.0} s, {} passed, {} failed", counts.passed, counts.failed);
+        let row = format!("{date},{commit},{name},{result},{seconds:.0},{},{}", counts.passed, counts.failed);
+        append(&root.join("bench").join("qualify.csv"), &row)?;
+        if outcome.is_err() {
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
+}
+
+fn append(table: &Path, row: &str) -> Result<(), String> {
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(table.parent().expect("the table lies in a folder"))?;
+        let mut file = OpenOptions::new().create(true).append(true).open(table)?;
+        if file.metadata()?.len() == 0 {
+            writeln!(file, "date,commit,step,result,seconds,passed,failed")?;
+        }
+        writeln!(file, "{row}")
+    };
+    write().map_err(|error| format!("{}: {error}", table.display()))
+}
