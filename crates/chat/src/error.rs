@@ -4,6 +4,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A key of the model file has the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] gguf::Error),
     /// `tokenizer.ggml.model` names another kind of tokenizer.
     #[error("the tokenizer model is `{found}`; only byte-level BPE (`gpt2`) is supported")]
     TokenizerModel {

@@ -5,9 +5,11 @@
 mod decoder;
 mod error;
 mod message;
+mod template;
 mod tokenizer;
 
 pub use decoder::Decoder;
 pub use error::Error;
 pub use message::{Message, Role};
+pub use template::{Limits, RenderInput, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -48,7 +48,9 @@ impl Class {
             return Class::Space;
         }
         match get_general_category(c) {
-            UppercaseLetter | LowercaseLetter | TitlecaseLetter | ModifierLetter | OtherLetter => Class::Letter,
+            UppercaseLetter | LowercaseLetter | TitlecaseLetter | ModifierLetter | OtherLetter => {
+                Class::Letter
+            }
             NonspacingMark | SpacingMark | EnclosingMark => Class::Mark,
             DecimalNumber | LetterNumber | OtherNumber => Class::Number,
             _ => Class::Other,

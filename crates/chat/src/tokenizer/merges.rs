@@ -42,7 +42,8 @@ impl Merges {
             *at += 1;
         }
         for group in starts.windows(2) {
-            grouped[group[0] as usize..group[1] as usize].sort_unstable_by_key(|rule| (rule.right, rule.rank));
+            grouped[group[0] as usize..group[1] as usize]
+                .sort_unstable_by_key(|rule| (rule.right, rule.rank));
         }
         Merges { starts, rules: grouped }
     }
@@ -137,7 +138,7 @@ impl Merger {
         let rule = self.symbols.get(symbol.next as usize).and_then(|next| merges.get(symbol.id, next.id));
         let rank = rule.map_or(NONE, |rule| rule.rank);
         self.symbols[at as usize].rank = rank;
-        rule.map(|_| Reverse(u64::from(rank) << 32 | u64::from(at)))
+        rule.map(|_| Reverse((u64::from(rank) << 32) | u64::from(at)))
     }
 }
 

@@ -3,6 +3,7 @@
 mod alphabet;
 mod classes;
 mod merges;
+mod metadata;
 mod pre;
 mod special;
 mod vocabulary;
@@ -179,7 +180,8 @@ impl Tokenizer {
             Specials::Parse => &self.specials,
             Specials::AsText => &self.user_defined,
         };
-        let mut encoder = Encoder { tokenizer: self, merger: Merger::default(), word: String::new(), ids: Vec::new() };
+        let mut encoder =
+            Encoder { tokenizer: self, merger: Merger::default(), word: String::new(), ids: Vec::new() };
         let mut rest = text;
         while let Some((at, len, id)) = texts.find(rest) {
             encoder.ordinary(&rest[..at]);
@@ -289,7 +291,8 @@ fn parse_merges(merges: &[String], ids: &HashMap<Box<str>, u32>) -> Result<Vec<(
     let mut rules = Vec::with_capacity(merges.len());
     let mut joined = String::new();
     for (rank, text) in merges.iter().enumerate() {
-        let Some((left, right)) = text.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty())
+        let Some((left, right)) =
+            text.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty())
         else {
             return Err(Error::MergeSyntax { rank, text: text.clone() });
         };
@@ -305,11 +308,7 @@ fn parse_merges(merges: &[String], ids: &HashMap<Box<str>, u32>) -> Result<Vec<(
 
 /// The tokens of [`END_TEXTS`], which become control tokens whatever their type in the file: converters often get it
 /// wrong. One that ordinary text merges into is ordinary text, and left alone.
-fn end_tokens(
-    ids: &HashMap<Box<str>, u32>,
-    rules: &[(u32, u32, u32)],
-    kinds: &mut [Kind],
-) -> BTreeSet<u32> {
+fn end_tokens(ids: &HashMap<Box<str>, u32>, rules: &[(u32, u32, u32)], kinds: &mut [Kind]) -> BTreeSet<u32> {
     let mut ends: BTreeSet<u32> = END_TEXTS.iter().filter_map(|&text| ids.get(text).copied()).collect();
     for &(_, _, merged) in rules {
         if kinds[merged as usize] == Kind::Ordinary {

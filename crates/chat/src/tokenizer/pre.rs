@@ -41,8 +41,18 @@ const QWEN35: Pattern = Pattern::Words { marks_are_letters: true, digits: 1 };
 const KNOWN: [(&[&str], Pattern, bool, bool); 6] = [
     (
         &[
-            "gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion",
-            "granite-docling", "exaone4",
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
         ],
         Pattern::Gpt2,
         false,
@@ -74,7 +84,9 @@ impl PreTokenizer {
     /// The pre-tokenizer with this name in `tokenizer.ggml.pre`.
     pub(super) fn by_name(name: &str) -> Result<PreTokenizer, Error> {
         match KNOWN.iter().find(|entry| entry.0.contains(&name)) {
-            Some(&(_, pattern, ignore_merges, add_bos)) => Ok(PreTokenizer { pattern, ignore_merges, add_bos }),
+            Some(&(_, pattern, ignore_merges, add_bos)) => {
+                Ok(PreTokenizer { pattern, ignore_merges, add_bos })
+            }
             None => {
                 let known: Vec<&str> = KNOWN.iter().flat_map(|entry| entry.0).copied().collect();
                 Err(Error::PreTokenizer { found: name.to_owned(), known: known.join(", ") })
@@ -147,7 +159,12 @@ fn words_word(text: &str, marks_are_letters: bool, digits: usize) -> usize {
         return run(text, is_letter);
     }
     if class == Class::Number {
-        return text.chars().take(digits).take_while(|&c| Class::of(c) == Class::Number).map(char::len_utf8).sum();
+        return text
+            .chars()
+            .take(digits)
+            .take_while(|&c| Class::of(c) == Class::Number)
+            .map(char::len_utf8)
+            .sum();
     }
     // One character that is neither a newline, a letter nor a number goes with the letters after it.
     let after = &text[first.len_utf8()..];
@@ -226,7 +243,11 @@ mod tests {
 
     #[test]
     fn gpt2() {
-        check(Pattern::Gpt2, "I'll DON'T  12 3a!?  ", &["I", "'ll", " DON", "'", "T", " ", " 12", " 3", "a", "!?", "  "]);
+        check(
+            Pattern::Gpt2,
+            "I'll DON'T  12 3a!?  ",
+            &["I", "'ll", " DON", "'", "T", " ", " 12", " 3", "a", "!?", "  "],
+        );
         check(Pattern::Gpt2, "a\n\n b\r\n", &["a", "\n\n", " b", "\r\n"]);
         check(Pattern::Gpt2, "e\u{301}\u{a0}x", &["e", "\u{301}", "\u{a0}", "x"]);
     }

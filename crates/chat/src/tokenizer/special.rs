@@ -56,7 +56,8 @@ mod tests {
 
     #[test]
     fn the_first_place_then_the_longest_text() {
-        let texts = ["<a", "<a>", "<ab>c", "b"].iter().zip(0..).map(|(text, id)| (text.as_bytes().into(), id));
+        let texts =
+            ["<a", "<a>", "<ab>c", "b"].iter().zip(0..).map(|(text, id)| (text.as_bytes().into(), id));
         let specials = SpecialTexts::new(texts);
         let check = |text, expected| assert_eq!(specials.find(text), expected, "{text}");
         check("", None);

@@ -41,7 +41,8 @@ fn a_whole_word_is_taken_before_merges_only_where_the_name_says_so() {
 
 #[test]
 fn merges_apply_by_rank_then_from_the_left() {
-    let v = vocabulary("gpt-2", &[("aa", 1), ("ab", 1), ("aaa", 1), ("Ġa", 1)], &["a b", "a a", "aa a", "Ġ a"]);
+    let v =
+        vocabulary("gpt-2", &[("aa", 1), ("ab", 1), ("aaa", 1), ("Ġa", 1)], &["a b", "a a", "aa a", "Ġ a"]);
     check(&v, "aaab", Specials::AsText, &["aa", "ab"]);
     check(&v, "aaaa", Specials::AsText, &["aa", "aa"]);
     check(&v, "aaa a", Specials::AsText, &["aaa", "Ġa"]);
@@ -116,11 +117,16 @@ fn work_grows_with_the_length_of_the_text() {
         let tokenizer = Tokenizer::new(vocabulary(pre, &more, &merges)).unwrap();
         for unit in ["a", "e\u{301}", " ", "\n", " \n", "🙂", "1", "\u{301}", "'", "a1 ", "x\t"] {
             let text = unit.repeat(300_000 / unit.len());
-            let mut encoder =
-                Encoder { tokenizer: &tokenizer, merger: Merger::default(), word: String::new(), ids: Vec::new() };
+            let mut encoder = Encoder {
+                tokenizer: &tokenizer,
+                merger: Merger::default(),
+                word: String::new(),
+                ids: Vec::new(),
+            };
             encoder.ordinary(&text);
             assert!(encoder.merger.queued <= 3 * text.len() as u64, "{pre} {unit:?}");
-            let bytes: Vec<u8> = encoder.ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+            let bytes: Vec<u8> =
+                encoder.ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
             assert!(bytes == text.as_bytes(), "{pre} {unit:?}");
         }
     }
