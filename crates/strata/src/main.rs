@@ -1,2 +1,5 @@
 //! The program.
+
+#![forbid(unsafe_code)]
+
 fn main() {}

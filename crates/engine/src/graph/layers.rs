@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::build::Builder;
 use super::{BufferId, Domain, Input, Op, TapSource};
 use crate::models::{
-    AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, LayerSpec, Linear, Mixer,
-    NgramSpec, QkvProjection,
+    AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, IndexerSpec, LayerSpec, Linear,
+    Mixer, NgramSpec, QkvProjection,
 };
 use crate::state::TailSlot;
 
@@ -59,13 +59,52 @@ impl Builder<'_> {
 
     fn attention(&mut self, h: BufferId, spec: &AttentionSpec, slot: usize, l: &str) -> BufferId {
         let (heads, kv_heads, d) = (spec.heads, spec.kv_heads, spec.head_dim);
-        let (q_width, kv_width) = (heads * d, kv_heads * d);
+        let q_width = heads * d;
         let mut consumers: Vec<&Linear> = match &spec.projection {
             QkvProjection::Separate { q, k, v } => vec![q, k, v],
             QkvProjection::Fused(qkv) => vec![qkv],
         };
         consumers.extend(spec.indexer.iter().flat_map(|indexer| [&indexer.q, &indexer.k]));
         let input = self.input(h, &consumers);
+        let (q, k, v, gate) = self.queries_keys_values(input, spec);
+        let eps = self.spec.norm_eps;
+        for (x, norm, groups) in [(q, spec.q_norm, heads), (k, spec.k_norm, kv_heads)] {
+            if let Some(gamma) = norm {
+                self.push(Op::Norm { x, out: x, gamma, groups, shared: true, eps });
+            }
+        }
+        self.push(Op::Rope { x: q, head_dim: d });
+        self.tap_buffer(format!("{l}.attn.q"), q);
+        self.push(Op::Rope { x: k, head_dim: d });
+        self.tap_buffer(format!("{l}.attn.k"), k);
+        self.tap_buffer(format!("{l}.attn.v"), v);
+        if let Some(gate) = gate {
+            self.tap_buffer(format!("{l}.attn.gate"), gate);
+        }
+        self.push(Op::StoreCells { layer: slot, k, v });
+        if let Some(indexer) = &spec.indexer {
+            self.index(input, indexer, slot, l);
+        }
+        let o = self.buffer("attended", self.domain(h), q_width);
+        self.push(Op::Attend { layer: slot, q, out: o, heads, sparse: spec.indexer.is_some() });
+        self.tap_buffer(format!("{l}.attn.o"), o);
+        if let Some(gate) = gate {
+            self.push(Op::Multiply { x: o, gate, act: crate::models::Activation::Sigmoid });
+        }
+        let input = self.input(o, &[&spec.output]);
+        let out = self.linear(&spec.output, input, "mixer out");
+        self.tap_buffer(format!("{l}.attn.out"), out);
+        out
+    }
+
+    /// Queries, keys, values and, where the attention is gated, the gate, each head by head.
+    fn queries_keys_values(
+        &mut self,
+        input: Input,
+        spec: &AttentionSpec,
+    ) -> (BufferId, BufferId, BufferId, Option<BufferId>) {
+        let (heads, d) = (spec.heads, spec.head_dim);
+        let (q_width, kv_width) = (heads * d, spec.kv_heads * d);
         let per_head = if spec.gated { 2 } else { 1 };
         let (mut q, k, v) = match &spec.projection {
             QkvProjection::Separate { q, k, v } => {
@@ -92,49 +131,28 @@ impl Builder<'_> {
             q = self.gather(&[q], half(0), "q of gated");
             gate
         });
+        (q, k, v, gate)
+    }
+
+    /// Stores the indexer's keys and chooses every row's blocks.
+    fn index(&mut self, input: Input, indexer: &IndexerSpec, slot: usize, l: &str) {
         let eps = self.spec.norm_eps;
-        for (x, norm, groups) in [(q, spec.q_norm, heads), (k, spec.k_norm, kv_heads)] {
-            if let Some(gamma) = norm {
-                self.push(Op::Norm { x, out: x, gamma, groups, shared: true, eps });
-            }
-        }
-        self.push(Op::Rope { x: q, head_dim: d });
-        self.tap_buffer(format!("{l}.attn.q"), q);
-        self.push(Op::Rope { x: k, head_dim: d });
-        self.tap_buffer(format!("{l}.attn.k"), k);
-        self.tap_buffer(format!("{l}.attn.v"), v);
-        if let Some(gate) = gate {
-            self.tap_buffer(format!("{l}.attn.gate"), gate);
-        }
-        self.push(Op::StoreCells { layer: slot, k, v });
-        if let Some(indexer) = &spec.indexer {
-            let raw = self.linear(&indexer.k, input, "index k");
-            self.tap_buffer(format!("{l}.idx.kraw"), raw);
-            self.push(Op::StoreIndex { layer: slot, k: raw, indexer: *indexer, eps });
-            let iq = self.linear(&indexer.q, input, "index q");
-            self.push(Op::Norm {
-                x: iq,
-                out: iq,
-                gamma: indexer.q_norm,
-                groups: indexer.heads,
-                shared: true,
-                eps,
-            });
-            self.push(Op::Rope { x: iq, head_dim: indexer.head_dim });
-            self.tap_buffer(format!("{l}.idx.q"), iq);
-            self.push(Op::SelectBlocks { layer: slot, q: iq, indexer: *indexer });
-            self.tap(format!("{l}.idx.selected"), TapSource::SelectedCells);
-        }
-        let o = self.buffer("attended", self.domain(h), q_width);
-        self.push(Op::Attend { layer: slot, q, out: o, heads, sparse: spec.indexer.is_some() });
-        self.tap_buffer(format!("{l}.attn.o"), o);
-        if let Some(gate) = gate {
-            self.push(Op::Multiply { x: o, gate, act: crate::models::Activation::Sigmoid });
-        }
-        let input = self.input(o, &[&spec.output]);
-        let out = self.linear(&spec.output, input, "mixer out");
-        self.tap_buffer(format!("{l}.attn.out"), out);
-        out
+        let raw = self.linear(&indexer.k, input, "index k");
+        self.tap_buffer(format!("{l}.idx.kraw"), raw);
+        self.push(Op::StoreIndex { layer: slot, k: raw, indexer: *indexer, eps });
+        let iq = self.linear(&indexer.q, input, "index q");
+        self.push(Op::Norm {
+            x: iq,
+            out: iq,
+            gamma: indexer.q_norm,
+            groups: indexer.heads,
+            shared: true,
+            eps,
+        });
+        self.push(Op::Rope { x: iq, head_dim: indexer.head_dim });
+        self.tap_buffer(format!("{l}.idx.q"), iq);
+        self.push(Op::SelectBlocks { layer: slot, q: iq, indexer: *indexer });
+        self.tap(format!("{l}.idx.selected"), TapSource::SelectedCells);
     }
 
     fn delta_net(&mut self, h: BufferId, spec: &DeltaNetSpec, slot: usize, l: &str) -> BufferId {

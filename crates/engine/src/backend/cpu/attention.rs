@@ -206,17 +206,15 @@ impl Cpu {
                 for head in 0..heads {
                     let scores = &mut scores[..visible];
                     let q = &q[head * d..][..d];
+                    let keys =
+                        |from: usize, to: usize| block.cells(keys.start + from * d..keys.start + to * d);
                     match selection {
-                        None => {
-                            let keys = block.cells(keys.start..keys.start + visible * d);
-                            self.kernels.score_keys(q, keys, scale, scores);
-                        }
+                        None => self.kernels.score_keys(q, keys(0, visible), scale, scores),
                         Some(selection) => {
                             scores.fill(f32::NEG_INFINITY);
                             for (from, to) in selection.within(start, start + visible) {
                                 let (from, to) = (from - start, to - start);
-                                let keys = block.cells(keys.start + from * d..keys.start + to * d);
-                                self.kernels.score_keys(q, keys, scale, &mut scores[from..to]);
+                                self.kernels.score_keys(q, keys(from, to), scale, &mut scores[from..to]);
                             }
                         }
                     }
@@ -235,12 +233,10 @@ impl Cpu {
                 }
             }
         }
-        for r in 0..tile.rows() {
-            for head in 0..heads {
-                let (_, sum) = running[r * heads + head].expect("every row sees a cell");
-                let inv = 1.0 / sum;
-                tile.row(r)[head * d..][..d].iter_mut().for_each(|v| *v *= inv);
-            }
+        for (i, partition) in running.into_iter().enumerate() {
+            let (_, sum) = partition.expect("every row sees a cell");
+            let inv = 1.0 / sum;
+            tile.row(i / heads)[i % heads * d..][..d].iter_mut().for_each(|v| *v *= inv);
         }
     }
 }

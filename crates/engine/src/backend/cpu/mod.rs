@@ -107,6 +107,7 @@ impl Backend for Cpu {
             Op::Delta { layer, x, beta, decay, out, spec } => {
                 self.delta(buffers, pass, *layer, *x, *beta, *decay, *out, spec);
             }
+            Op::NgramGate { key, query, value, out } => self.ngram_gate(buffers, *key, *query, *value, *out),
             Op::NgramRows { out, spec } => self.ngram_rows(buffers, pass, *out, spec),
             Op::Route { layer, logits, experts } => {
                 let logits = buffers.float(*logits);
@@ -121,8 +122,8 @@ impl Backend for Cpu {
                 });
             }
             Op::CheckFinite { x, layer, value } => {
-                // One pass without branches: a sum of x - x is NaN exactly when some x is not finite.
-                let finite = buffers.float(*x).iter().fold(0.0f32, |sum, x| sum + (x - x)) == 0.0;
+                // One pass without branches: 0 x is NaN exactly when x is not finite.
+                let finite = buffers.float(*x).iter().fold(0.0f32, |sum, x| sum + x * 0.0) == 0.0;
                 if !finite {
                     return Err(StepError::NotFinite { layer: *layer, value });
                 }
@@ -151,10 +152,6 @@ impl Cpu {
     fn row_operation(&self, buffers: &mut Buffers, pass: &Pass<'_>, op: &Op) {
         let kernels = &self.kernels;
         match op {
-            Op::Spread { x, out } => self.write_rows(buffers, *out, |b, row, out| {
-                let x = row_of(b, *x, row);
-                out.chunks_exact_mut(x.len()).for_each(|stream| stream.copy_from_slice(x));
-            }),
             Op::Norm { x, out, gamma, groups, shared, eps } => {
                 let gamma = pass.weights.vector(*gamma);
                 let in_place = x == out;
@@ -181,35 +178,7 @@ impl Cpu {
                     x.iter_mut().for_each(|v| *v *= post);
                 }
             }),
-            Op::MixStreams { gate, x, out } => self.write_rows(buffers, *out, |b, row, out| {
-                kernels.mix_streams(row_of(b, *gate, row), row_of(b, *x, row), out);
-            }),
-            Op::AddStreams { r, y, w } => self.write_rows(buffers, *r, |b, row, r| {
-                let (y, w) = (row_of(b, *y, row), row_of(b, *w, row));
-                for (stream, &weight) in r.chunks_exact_mut(y.len()).zip(w) {
-                    kernels.add_scaled(stream, weight, y);
-                }
-            }),
             Op::Add { x, y } => self.write_rows(buffers, *x, |b, row, x| kernels.add(x, row_of(b, *y, row))),
-            Op::Gather { parts, map, out } => self.write_rows(buffers, *out, |b, row, out| {
-                let mut first = 0;
-                for &part in parts {
-                    let x = row_of(b, part, row);
-                    for (value, &column) in out.iter_mut().zip(map.iter()) {
-                        if let Some(&v) = (column as usize).checked_sub(first).and_then(|c| x.get(c)) {
-                            *value = v;
-                        }
-                    }
-                    first += x.len();
-                }
-            }),
-            Op::Pair { e, h, out } => self.write_rows(buffers, *out, |b, row, out| {
-                let (e, h) = (row_of(b, *e, row), row_of(b, *h, row));
-                for (pair, stream) in out.chunks_exact_mut(2 * e.len()).zip(h.chunks_exact(e.len())) {
-                    pair[..e.len()].copy_from_slice(e);
-                    pair[e.len()..].copy_from_slice(stream);
-                }
-            }),
             Op::Rope { x, head_dim } => self.write_rows(buffers, *x, |_, row, x| {
                 let (cos, sin) = pass.rotations.row(row);
                 x.chunks_exact_mut(*head_dim).for_each(|head| self.rotate(pass, head, cos, sin));
@@ -231,6 +200,46 @@ impl Cpu {
                 out.copy_from_slice(gate);
                 kernels.silu_multiply(out, up);
             }),
+            op => self.combining_operation(buffers, pass, op),
+        }
+    }
+
+    /// Operations that spread, join or weigh rows.
+    fn combining_operation(&self, buffers: &mut Buffers, pass: &Pass<'_>, op: &Op) {
+        let kernels = &self.kernels;
+        match op {
+            Op::Spread { x, out } => self.write_rows(buffers, *out, |b, row, out| {
+                let x = row_of(b, *x, row);
+                out.chunks_exact_mut(x.len()).for_each(|stream| stream.copy_from_slice(x));
+            }),
+            Op::MixStreams { gate, x, out } => self.write_rows(buffers, *out, |b, row, out| {
+                kernels.mix_streams(row_of(b, *gate, row), row_of(b, *x, row), out);
+            }),
+            Op::AddStreams { r, y, w } => self.write_rows(buffers, *r, |b, row, r| {
+                let (y, w) = (row_of(b, *y, row), row_of(b, *w, row));
+                for (stream, &weight) in r.chunks_exact_mut(y.len()).zip(w) {
+                    kernels.add_scaled(stream, weight, y);
+                }
+            }),
+            Op::Gather { parts, map, out } => self.write_rows(buffers, *out, |b, row, out| {
+                let mut first = 0;
+                for &part in parts {
+                    let x = row_of(b, part, row);
+                    for (value, &column) in out.iter_mut().zip(map.iter()) {
+                        if let Some(&v) = (column as usize).checked_sub(first).and_then(|c| x.get(c)) {
+                            *value = v;
+                        }
+                    }
+                    first += x.len();
+                }
+            }),
+            Op::Pair { e, h, out } => self.write_rows(buffers, *out, |b, row, out| {
+                let (e, h) = (row_of(b, *e, row), row_of(b, *h, row));
+                for (pair, stream) in out.chunks_exact_mut(2 * e.len()).zip(h.chunks_exact(e.len())) {
+                    pair[..e.len()].copy_from_slice(e);
+                    pair[e.len()..].copy_from_slice(stream);
+                }
+            }),
             Op::Combine { x, out } => self.write_rows(buffers, *out, |b, row, out| {
                 let used = pass.routing.used;
                 out.fill(0.0);
@@ -242,27 +251,6 @@ impl Cpu {
             Op::AddGated { y, x, gate } => self.write_rows(buffers, *y, |b, row, y| {
                 let weight = math::sigmoid(row_of(b, *gate, row)[0]);
                 kernels.add_scaled(y, weight, row_of(b, *x, row));
-            }),
-            Op::NgramGate { key, query, value, out } => self.write_rows(buffers, *out, |b, row, out| {
-                let (key, query, value) =
-                    (row_of(b, *key, row), row_of(b, *query, row), row_of(b, *value, row));
-                let n = value.len();
-                let root = (n as f32).sqrt();
-                for (s, out) in out.chunks_exact_mut(n).enumerate() {
-                    let a = kernels.dot(&key[s * n..][..n], &query[s * n..][..n]) / root;
-                    let magnitude = a.abs().max(1e-6).sqrt();
-                    let signed = if a > 0.0 {
-                        magnitude
-                    } else if a < 0.0 {
-                        -magnitude
-                    } else {
-                        a
-                    };
-                    let gate = math::sigmoid(signed);
-                    for (out, &v) in out.iter_mut().zip(value) {
-                        *out = gate * v;
-                    }
-                }
             }),
             other => unreachable!("{other:?} is handled elsewhere"),
         }

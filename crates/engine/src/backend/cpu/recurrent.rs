@@ -177,6 +177,38 @@ impl Cpu {
             }
         });
     }
+
+    /// Per stream s: `a = (key[s] . query[s]) / sqrt(n)`; its root with its sign kept, through the logistic function,
+    /// weighs the value.
+    pub(super) fn ngram_gate(
+        &self,
+        buffers: &mut Buffers,
+        key: BufferId,
+        query: BufferId,
+        value: BufferId,
+        out: BufferId,
+    ) {
+        self.write_rows(buffers, out, |b, row, out| {
+            let (key, query, value) = (row_of(b, key, row), row_of(b, query, row), row_of(b, value, row));
+            let n = value.len();
+            let root = (n as f32).sqrt();
+            for (s, out) in out.chunks_exact_mut(n).enumerate() {
+                let a = self.kernels.dot(&key[s * n..][..n], &query[s * n..][..n]) / root;
+                let magnitude = a.abs().max(1e-6).sqrt();
+                let signed = if a > 0.0 {
+                    magnitude
+                } else if a < 0.0 {
+                    -magnitude
+                } else {
+                    a
+                };
+                let gate = math::sigmoid(signed);
+                for (out, &v) in out.iter_mut().zip(value) {
+                    *out = gate * v;
+                }
+            }
+        });
+    }
 }
 
 /// Table rows of one token; `history` is oldest first.

@@ -1,0 +1,237 @@
+use super::*;
+use crate::{Role, Vocabulary};
+use serde_json::json;
+
+/// The template of SmolLM2-135M-Instruct, as its file has it.
+const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// A template in the manner of the Qwen family: blocks on their own lines, dashes, tools, thinking.
+const QWEN: &str = r#"{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'].strip() }}
+    {%- else %}
+        {{- 'You are helpful.' }}
+    {%- endif %}
+    {{- "\n\n# Tools\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}
+        {{- raise_exception('System message must be at the beginning.') }}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- if '</think>' in content %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if message.reasoning_content is defined and message.reasoning_content %}
+            {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"#;
+
+fn conversation(turns: &[(Role, &str)]) -> Vec<Message> {
+    turns.iter().map(|&(role, content)| Message::new(role, content)).collect()
+}
+
+fn render(source: &str, input: &RenderInput) -> Result<String, Error> {
+    Template::new(source)?.render(input)
+}
+
+/// A template that needs nothing of the input.
+fn check(source: &str, expected: &str) {
+    assert_eq!(render(source, &RenderInput::default()).unwrap(), expected, "{source}");
+}
+
+#[test]
+fn smollm2() {
+    let messages =
+        conversation(&[(Role::User, "Hi <b>'&\""), (Role::Assistant, "Hello!"), (Role::User, "Bye")]);
+    let mut input =
+        RenderInput { messages: &messages, add_generation_prompt: true, ..RenderInput::default() };
+    let default = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n";
+    let turns = "<|im_start|>user\nHi <b>'&\"<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n";
+    assert_eq!(render(SMOLLM2, &input).unwrap(), format!("{default}{turns}<|im_start|>assistant\n"));
+    input.add_generation_prompt = false;
+    assert_eq!(render(SMOLLM2, &input).unwrap(), format!("{default}{turns}"));
+    let messages = conversation(&[(Role::System, "Be brief."), (Role::User, "Hi")]);
+    input.messages = &messages;
+    assert_eq!(
+        render(SMOLLM2, &input).unwrap(),
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    );
+}
+
+#[test]
+fn qwen_with_thinking_and_tools() {
+    let mut messages = conversation(&[(Role::User, "1+1?"), (Role::Assistant, "2"), (Role::User, "Sure?")]);
+    messages[1].reasoning = Some("\nEasy.\n".into());
+    let mut input =
+        RenderInput { messages: &messages, add_generation_prompt: true, ..RenderInput::default() };
+    let turns = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n2<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(render(QWEN, &input).unwrap(), turns);
+    input.enable_thinking = Some(false);
+    let closed = format!("{turns}<think>\n\n</think>\n\n");
+    assert_eq!(render(QWEN, &input).unwrap(), closed);
+    let tool = json!({"type": "function", "function": {"name": "grüße", "a": [1, 2.5, true, null, "<&'>"]}});
+    input.extra.insert("tools".into(), json!([tool]));
+    let system = "<|im_start|>system\nYou are helpful.\n\n# Tools\n<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"grüße\", \"a\": [1, 2.5, true, null, \"<&'>\"]}}\n</tools><|im_end|>\n";
+    let expected = format!("{system}{closed}");
+    assert_eq!(render(QWEN, &input).unwrap(), expected);
+}
+
+#[test]
+fn what_the_template_raises_is_a_refusal_in_its_words() {
+    let messages = conversation(&[(Role::User, "Hi"), (Role::System, "Late.")]);
+    let input = RenderInput { messages: &messages, ..RenderInput::default() };
+    match render(QWEN, &input) {
+        Err(Error::TemplateRefused { reason }) => {
+            assert_eq!(reason, "System message must be at the beginning.")
+        }
+        other => panic!("{other:?}"),
+    }
+    let nested = "{% macro f() %}{{ raise_exception('no') }}{% endmacro %}{% set x %}{{ f() }}{% endset %}";
+    assert!(
+        matches!(render(nested, &RenderInput::default()), Err(Error::TemplateRefused { reason }) if reason == "no")
+    );
+}
+
+#[test]
+fn the_conventions_of_apply_chat_template() {
+    // Blocks on their own line leave nothing behind; the last newline of the source is not output.
+    check("a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc");
+    check("{{ undefined_thing }}|{{ tools is none }}|{{ tools is defined }}", "|True|True");
+    check("{% for i in [1,2,3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13");
+    check(
+        "{% set ns = namespace(n=1) %}{% for i in range(3) %}{% set ns.n = ns.n * 2 %}{% endfor %}{{ ns.n }}",
+        "8",
+    );
+    check(
+        "{{ 'a b'.split()[1].upper() }}{{ {'k': 1}.items()|list|length }}{{ 'x'.startswith('x') }}",
+        "B1True",
+    );
+    check("{{ messages[::-1] }}{{ 'abc'[::-1] }}{{ 'abc'[-1] }}", "[]cbac");
+    check("a{% generation %}b{% endgeneration %}c{%- generation -%} d {%- endgeneration -%} e", "abcde");
+    check("{{ '{% generation' }}", "{% generation");
+    let input = RenderInput { local_time_s: Some(86_400), ..RenderInput::default() };
+    assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &input).unwrap(), "02 Jan 1970");
+    let input = RenderInput { bos_token: Some("<s>"), eos_token: Some("</s>"), ..RenderInput::default() };
+    assert_eq!(render("{{ bos_token + eos_token }}", &input).unwrap(), "<s></s>");
+}
+
+#[test]
+fn tojson_is_json_dumps() {
+    check("{{ {'b': [], 'a': {'é\n\x01': 1.0}} | tojson }}", r#"{"b": [], "a": {"é\n\u0001": 1.0}}"#);
+    check(
+        "{{ {'b': 1, 'a': '🙂'} | tojson(sort_keys=true, ensure_ascii=true) }}",
+        r#"{"a": "\ud83d\ude42", "b": 1}"#,
+    );
+    check("{{ [1, {'a': []}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": []\n  }\n]");
+    check("{{ [1, {'a': 2}] | tojson(separators=(',', ':')) }}", r#"[1,{"a":2}]"#);
+    check("{{ {2: none, true: false} | tojson }}", r#"{"2": null, "true": false}"#);
+    let error = render("{{ missing | tojson }}", &RenderInput::default()).unwrap_err();
+    assert!(error.to_string().contains("undefined"), "{error}");
+}
+
+#[test]
+fn faults_say_template_and_the_line() {
+    for (source, line) in
+        [("a\n{% if %}", 2), ("a\n\n{{ 'x' | nothing }}", 3), ("{{ missing.attribute }}", 1), ("{% for", 1)]
+    {
+        let error = render(source, &RenderInput::default()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("template") && text.contains(&format!("line {line}")), "{text}");
+    }
+    let error = Template::new(&"x".repeat(10 << 20)).unwrap_err();
+    assert!(matches!(error, Error::TemplateLength { .. }), "{error}");
+    assert!(
+        render("{% include 'x' %}", &RenderInput::default()).unwrap_err().to_string().contains("template")
+    );
+}
+
+/// Programs whose work or memory has no bound: each ends with an error that says so, on a small stack.
+#[test]
+fn a_template_cannot_take_unbounded_work() {
+    let long = "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+    let sources = [
+        "{% for i in range(1000000000) %}x{% endfor %}",
+        "{% for i in range(1000) %}{% for j in range(1000) %}{% for k in range(1000) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 1000000000 }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{{ ('abc ' * 100000) | upper | lower | title | replace('b', 'bbbb' * 10000) | length }}",
+        "{% set ns = namespace() %}{% set ns.self = ns %}{{ ns | tojson }}",
+        long,
+    ];
+    let work = move || {
+        for source in sources {
+            let error = render(source, &RenderInput::default()).expect_err(source);
+            assert!(error.to_string().contains("template"), "{error}");
+        }
+        assert!(matches!(render(sources[1], &RenderInput::default()), Err(Error::TemplateBudget { .. })));
+    };
+    std::thread::Builder::new().stack_size(1 << 20).spawn(work).unwrap().join().unwrap();
+}
+
+#[test]
+fn output_is_bounded() {
+    let limits = Limits { output_bytes_max: 10, ..Limits::default() };
+    let render = |source| Template::with_limits(source, limits).unwrap().render(&RenderInput::default());
+    assert_eq!(render("0123456789").unwrap(), "0123456789");
+    assert!(matches!(render("0123456789x"), Err(Error::TemplateOutput { max: 10 })));
+}
+
+/// The budget is for programs that run wild, not for long conversations.
+#[test]
+fn a_long_conversation_fits_the_budget() {
+    let turns: Vec<_> = (0..1000).map(|i| if i % 2 == 0 { Role::User } else { Role::Assistant }).collect();
+    let messages: Vec<Message> = turns.iter().map(|&role| Message::new(role, "word ".repeat(1000))).collect();
+    let input = RenderInput { messages: &messages, add_generation_prompt: true, ..RenderInput::default() };
+    assert!(render(QWEN, &input).unwrap().len() > 5_000_000);
+    assert!(render(SMOLLM2, &input).unwrap().len() > 5_000_000);
+}
+
+#[test]
+fn a_file_without_template_gets_chatml_if_its_vocabulary_has_the_marks() {
+    let tokenizer = |text: &str| {
+        let tokens = vec![text.to_owned()];
+        Tokenizer::new(Vocabulary {
+            model: "gpt2".into(),
+            pre: "qwen2".into(),
+            tokens,
+            ..Vocabulary::default()
+        })
+        .unwrap()
+    };
+    let nothing = gguf::Metadata::new(Vec::new()).unwrap();
+    let template = Template::from_metadata(&nothing, &tokenizer("<|im_start|>")).unwrap();
+    let messages = conversation(&[(Role::System, "S"), (Role::User, "U")]);
+    let input = RenderInput { messages: &messages, add_generation_prompt: true, ..RenderInput::default() };
+    assert_eq!(
+        template.render(&input).unwrap(),
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let error = Template::from_metadata(&nothing, &tokenizer("x")).unwrap_err();
+    assert!(error.to_string().contains("--raw"), "{error}");
+    let own =
+        ("tokenizer.chat_template".to_owned(), gguf::Value::String(b"{{ messages | length }}".to_vec()));
+    let template =
+        Template::from_metadata(&gguf::Metadata::new(vec![own]).unwrap(), &tokenizer("x")).unwrap();
+    assert_eq!(template.render(&input).unwrap(), "2");
+}

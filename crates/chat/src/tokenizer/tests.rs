@@ -1,0 +1,133 @@
+use super::*;
+
+/// A vocabulary of all bytes, then `more` as (text, type), with merges.
+fn vocabulary(pre: &str, more: &[(&str, i32)], merges: &[&str]) -> Vocabulary {
+    let mut tokens: Vec<String> = (0..=255).map(|byte| alphabet::char_of(byte).to_string()).collect();
+    let mut types = vec![1; 256];
+    for (text, kind) in more {
+        tokens.push((*text).to_owned());
+        types.push(*kind);
+    }
+    let merges = merges.iter().map(|&merge| merge.to_owned()).collect();
+    Vocabulary { model: "gpt2".into(), pre: pre.into(), tokens, types, merges, ..Vocabulary::default() }
+}
+
+fn check(vocabulary: &Vocabulary, text: &str, specials: Specials, expected: &[&str]) {
+    let tokenizer = Tokenizer::new(vocabulary.clone()).unwrap();
+    let ids = tokenizer.encode(text, specials);
+    let texts: Vec<&str> = ids.iter().map(|&id| &*vocabulary.tokens[id as usize]).collect();
+    assert_eq!(texts, expected, "{text:?} {specials:?}");
+    let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+    assert_eq!(String::from_utf8_lossy(&bytes), text);
+}
+
+#[test]
+fn control_tokens_are_text_unless_parsed_and_user_defined_ones_are_always_found() {
+    let v = vocabulary("qwen2", &[("<|s|>", 3), ("<t>", 4), ("<t", 4)], &[]);
+    check(&v, "a<|s|><t>b", Specials::Parse, &["a", "<|s|>", "<t>", "b"]);
+    check(&v, "a<|s|><t>b", Specials::AsText, &["a", "<", "|", "s", "|", ">", "<t>", "b"]);
+    check(&v, "<t<t>", Specials::AsText, &["<t", "<t>"]);
+}
+
+#[test]
+fn a_whole_word_is_taken_before_merges_only_where_the_name_says_so() {
+    let more = [("ab", 1), ("bc", 1), ("abc", 1), ("word", 3)];
+    // Without `ignore_merges` no rule leads to `abc`.
+    let merges = ["b c", "a b"];
+    check(&vocabulary("llama-bpe", &more, &merges), "abc", Specials::AsText, &["abc"]);
+    check(&vocabulary("qwen2", &more, &merges), "abc", Specials::AsText, &["a", "bc"]);
+    check(&vocabulary("llama-bpe", &more, &merges), "word", Specials::AsText, &["w", "o", "r", "d"]);
+}
+
+#[test]
+fn merges_apply_by_rank_then_from_the_left() {
+    let v =
+        vocabulary("gpt-2", &[("aa", 1), ("ab", 1), ("aaa", 1), ("Ġa", 1)], &["a b", "a a", "aa a", "Ġ a"]);
+    check(&v, "aaab", Specials::AsText, &["aa", "ab"]);
+    check(&v, "aaaa", Specials::AsText, &["aa", "aa"]);
+    check(&v, "aaa a", Specials::AsText, &["aaa", "Ġa"]);
+}
+
+#[test]
+fn bos_is_added_once_and_by_the_rule_of_the_name_or_the_file() {
+    let mut v = vocabulary("llama-bpe", &[("<s>", 3)], &[]);
+    v.bos = Some(256);
+    let ids = |v: &Vocabulary, text| Tokenizer::new(v.clone()).unwrap().encode_prompt(text, Specials::Parse);
+    assert_eq!(ids(&v, "a"), [256, 97]);
+    assert_eq!(ids(&v, "<s>a"), [256, 97]);
+    assert_eq!(ids(&v, ""), [256]);
+    v.add_bos = Some(false);
+    assert_eq!(ids(&v, "a"), [97]);
+    v.pre = "qwen2".into();
+    v.add_bos = None;
+    assert_eq!(ids(&v, "a"), [97]);
+}
+
+#[test]
+fn ends_are_known_by_id_and_by_text() {
+    let more = [("<|im_end|>", 1), ("<x>", 3), ("</s>", 1), ("</", 1), ("</s", 1), ("<|endoftext|>", 4)];
+    let mut v = vocabulary("qwen2", &more, &["< /", "</ s", "</s >"]);
+    v.eos = Some(257);
+    let tokenizer = Tokenizer::new(v).unwrap();
+    // `</s>` is the result of a merge, so an ordinary text, and not looked for as a special one.
+    assert_eq!(tokenizer.end_of_generation(), &BTreeSet::from([256, 257, 261]));
+    assert_eq!([256, 257, 258, 261, 97].map(|id| tokenizer.is_control(id)), [true, true, false, true, false]);
+    assert_eq!(tokenizer.encode("</s>", Specials::Parse), [259, 115, 62]);
+    assert_eq!(tokenizer.encode("<|im_end|>", Specials::Parse), [256]);
+    assert_eq!(tokenizer.id_of("<x>"), Some(257));
+    assert_eq!(tokenizer.id_of("<y>"), None);
+    assert_eq!(tokenizer.vocabulary_len(), 262);
+}
+
+#[test]
+fn a_byte_without_a_token_is_left_out() {
+    let mut v = vocabulary("gpt-2", &[("!=", 1)], &["! ="]);
+    v.tokens[4] = "unused".into();
+    assert_eq!(Tokenizer::new(v).unwrap().encode("!\u{4}=", Specials::AsText), [256]);
+}
+
+#[test]
+fn contradictions_are_errors_that_name_what_is_wrong() {
+    type Change = fn(&mut Vocabulary);
+    let cases: [(Change, &str); 9] = [
+        (|v| v.model = "llama".into(), "`llama`; only byte-level BPE"),
+        (|v| v.pre = "nonsense".into(), "`nonsense` is not known"),
+        (|v| v.tokens.clear(), "has 0 tokens"),
+        (|v| v.types.truncate(3), "256 tokens but 3 token types"),
+        (|v| v.tokens[9] = "A".into(), "`A` has two ids, 9 and 65"),
+        (|v| v.merges = vec!["a b".into()], "merge 0 needs the token `ab`"),
+        (|v| v.merges = vec!["ab".into()], "merge 0 is `ab`"),
+        (|v| v.eos = Some(1 << 40), "eos_token_id` is 1099511627776"),
+        (|v| (v.tokens[7], v.types[7]) = ("x".repeat(300), 3), "special token 7 is 300 bytes"),
+    ];
+    for (change, expected) in cases {
+        let mut v = vocabulary("qwen2", &[], &[]);
+        change(&mut v);
+        let text = Tokenizer::new(v).unwrap_err().to_string();
+        assert!(text.contains(expected), "{text} does not contain {expected}");
+    }
+}
+
+/// Texts on which regular expressions with recursion or backtracking break, and merges without a queue take for ever.
+#[test]
+fn work_grows_with_the_length_of_the_text() {
+    let merges = ["a a", "aa aa", "Ġ Ġ", "ĠĠ ĠĠ", "1 1", "Ċ Ċ"];
+    let more = [("aa", 1), ("aaaa", 1), ("ĠĠ", 1), ("ĠĠĠĠ", 1), ("11", 1), ("ĊĊ", 1)];
+    for pre in ["gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe"] {
+        let tokenizer = Tokenizer::new(vocabulary(pre, &more, &merges)).unwrap();
+        for unit in ["a", "e\u{301}", " ", "\n", " \n", "🙂", "1", "\u{301}", "'", "a1 ", "x\t"] {
+            let text = unit.repeat(300_000 / unit.len());
+            let mut encoder = Encoder {
+                tokenizer: &tokenizer,
+                merger: Merger::default(),
+                word: String::new(),
+                ids: Vec::new(),
+            };
+            encoder.ordinary(&text);
+            assert!(encoder.merger.queued <= 3 * text.len() as u64, "{pre} {unit:?}");
+            let bytes: Vec<u8> =
+                encoder.ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+            assert!(bytes == text.as_bytes(), "{pre} {unit:?}");
+        }
+    }
+}
