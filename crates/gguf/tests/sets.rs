@@ -292,6 +292,8 @@ fn a_folder_is_one_model() {
     refused(empty.path(), &["holds no model file", "mmproj-F16.gguf, which only goes with a model"]);
     writer().write(&empty.path().join("whole.gguf")).expect("written");
     assert_eq!(open(empty.path()).tensors.len(), 3);
+    writer().write(&empty.path().join("another.gguf")).expect("written");
+    refused(empty.path(), &["holds several models: another.gguf, whole.gguf; name one"]);
 }
 
 #[test]
