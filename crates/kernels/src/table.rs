@@ -24,8 +24,13 @@ pub struct WeightRows<'a> {
 impl<'a> WeightRows<'a> {
     /// Rows of `k` values of type `dtype`; `bytes` holds whole rows.
     pub fn new(dtype: TensorType, k: usize, bytes: &'a [u8]) -> WeightRows<'a> {
-        let row_bytes = dtype.row_bytes(k).unwrap_or_else(|| panic!("rows of {k} values of type {}", dtype.name()));
-        assert!(row_bytes > 0 && bytes.len().is_multiple_of(row_bytes), "{} bytes in rows of {row_bytes}", bytes.len());
+        let row_bytes =
+            dtype.row_bytes(k).unwrap_or_else(|| panic!("rows of {k} values of type {}", dtype.name()));
+        assert!(
+            row_bytes > 0 && bytes.len().is_multiple_of(row_bytes),
+            "{} bytes in rows of {row_bytes}",
+            bytes.len()
+        );
         WeightRows { dtype, k, bytes, row_bytes }
     }
 
@@ -107,11 +112,12 @@ impl Cells<'_> {
     }
 }
 
-type MatmulFloat = fn(&WeightRows<'_>, &[f32], &[u32], &mut Tile<'_>);
-type MatmulInt8 = fn(&WeightRows<'_>, &Int8Rows<'_>, &[u32], &mut Tile<'_>);
+pub(crate) type MatmulFloat = fn(&WeightRows<'_>, &[f32], &[u32], &mut Tile<'_>);
+pub(crate) type MatmulInt8 = fn(&WeightRows<'_>, &Int8Rows<'_>, &[u32], &mut Tile<'_>);
 type DeltaQuery<'a> = Option<(&'a [f32], f32, &'a mut [f32])>;
 
 /// One function per operation. `matmul_*` answer with the function for a tensor type.
+#[expect(clippy::type_complexity, reason = "each type is written once and names an operation's arguments")]
 pub(crate) struct Functions {
     pub matmul_float: fn(TensorType) -> MatmulFloat,
     pub matmul_int8: fn(TensorType) -> MatmulInt8,

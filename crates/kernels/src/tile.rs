@@ -19,7 +19,11 @@ unsafe impl Send for Tile<'_> {}
 impl<'a> Tile<'a> {
     /// A whole matrix of `columns` columns as one tile. The slice's length is a multiple of `columns`.
     pub fn whole(matrix: &'a mut [f32], columns: usize) -> Tile<'a> {
-        assert!(columns > 0 && matrix.len().is_multiple_of(columns), "{} values, {columns} columns", matrix.len());
+        assert!(
+            columns > 0 && matrix.len().is_multiple_of(columns),
+            "{} values, {columns} columns",
+            matrix.len()
+        );
         Tile {
             first: matrix.as_mut_ptr(),
             rows: matrix.len() / columns,
@@ -72,13 +76,17 @@ pub fn split_grid<'a>(
 ) -> Vec<Tile<'a>> {
     assert!(width > 0 && matrix.len().is_multiple_of(width), "{} values, {width} columns", matrix.len());
     let rows = matrix.len() / width;
-    assert!(row_bounds.is_sorted() && row_bounds.last().is_none_or(|&r| r <= rows), "{row_bounds:?} of {rows} rows");
+    assert!(
+        row_bounds.is_sorted() && row_bounds.last().is_none_or(|&r| r <= rows),
+        "{row_bounds:?} of {rows} rows"
+    );
     assert!(
         column_bounds.is_sorted() && column_bounds.last().is_none_or(|&c| c <= width),
         "{column_bounds:?} of {width} columns"
     );
     let first = matrix.as_mut_ptr();
-    let mut tiles = Vec::with_capacity(row_bounds.len().saturating_sub(1) * column_bounds.len().saturating_sub(1));
+    let mut tiles =
+        Vec::with_capacity(row_bounds.len().saturating_sub(1) * column_bounds.len().saturating_sub(1));
     for row in row_bounds.windows(2).filter(|w| w[0] < w[1]) {
         for column in column_bounds.windows(2).filter(|w| w[0] < w[1]) {
             tiles.push(Tile {

@@ -61,7 +61,12 @@ pub fn accumulate_values(weights: &[f32], values: Cells<'_>, sum: &mut [f32]) {
 
 /// Folds a later partition `(max, sum, values)` into the running one:
 /// `M = max(m0, m1)`, `f0 = exp(m0 - M)`, `f1 = exp(m1 - M)`, `sum = fma(s1, f1, s0 * f0)`, values likewise.
-pub fn merge_partition(running: (f32, f32), values: &mut [f32], later: (f32, f32), later_values: &[f32]) -> (f32, f32) {
+pub fn merge_partition(
+    running: (f32, f32),
+    values: &mut [f32],
+    later: (f32, f32),
+    later_values: &[f32],
+) -> (f32, f32) {
     assert_eq!(values.len(), later_values.len());
     let max = if later.0 > running.0 { later.0 } else { running.0 };
     let f0 = math::exp(running.0 - max);

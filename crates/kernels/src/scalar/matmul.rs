@@ -3,7 +3,7 @@
 use gguf::TensorType;
 
 use super::reduce::dot;
-use crate::quant;
+use crate::quant::{self, ActRow};
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -16,7 +16,8 @@ pub fn matmul_float(weights: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut
     let k = weights.k;
     let mut widened = vec![0.0; k];
     for c in 0..out.columns() {
-        quant::dequantize_row(weights.dtype, weights.row(c), &mut widened);
+        quant::dequantize_row(weights.dtype, weights.row(c), &mut widened)
+            .unwrap_or_else(|error| panic!("{error}"));
         for (r, &row) in rows.iter().enumerate() {
             let x = &x[row as usize * k..][..k];
             out.row(r)[c] = dot(&widened, x);
@@ -32,7 +33,7 @@ pub fn matmul_int8(weights: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out
     for c in 0..out.columns() {
         for (r, &row) in rows.iter().enumerate() {
             let (q, d) = x.row(row as usize);
-            out.row(r)[c] = quant::dot_row(weights.dtype, weights.row(c), q, d);
+            out.row(r)[c] = quant::dot_row(weights.dtype, weights.row(c), &ActRow { q, d });
         }
     }
 }

@@ -11,8 +11,8 @@ mod reduce;
 
 pub use attention::{accumulate_values, merge_partition, score_keys, softmax_partition};
 pub use elementwise::{
-    add, add_scaled, apply_rope_adjacent, apply_rope_halves, mix_streams, multiply_sigmoid, multiply_silu, sigmoid,
-    silu, silu_multiply,
+    add, add_scaled, apply_rope_adjacent, apply_rope_halves, mix_streams, multiply_sigmoid, multiply_silu,
+    sigmoid, silu, silu_multiply,
 };
 pub use matmul::{matmul_float, matmul_int8};
 pub use recurrent::{convolve, delta_step};
