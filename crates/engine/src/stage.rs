@@ -7,8 +7,9 @@ use sys::pool::Pool;
 
 use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
 use crate::error::{LoadError, StepError};
-use crate::graph::{Domain, Graph, Tap, TapSource};
+use crate::graph::{Domain, Graph, Node, Tap, TapSource};
 use crate::model::Model;
+use crate::models::TensorId;
 use crate::state::State;
 use crate::window::{Input, Window};
 
@@ -141,11 +142,13 @@ fn run<B: Backend>(
         ngram_rows: Vec::new(),
     };
     for segment in &graph.segments {
-        backend.run_segment(segment, buffers, &mut pass, &mut |node, buffers, pass| {
+        let mut after = |node: &Node, buffers: &Buffers, pass: &Pass<'_>| {
             if let Some(sink) = taps.as_mut() {
                 node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
             }
-        })?;
+        };
+        let result = backend.run_segment(segment, buffers, &mut pass, &mut after);
+        result.map_err(|error| explain(model, error))?;
         if segment.experts_of.is_some() {
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
@@ -157,6 +160,19 @@ fn run<B: Backend>(
         states[span.state].keep(span.count);
     }
     Ok(())
+}
+
+/// Adds to an error about a number the tensor that it came from.
+fn explain(model: &Model, error: StepError) -> StepError {
+    if let Some(path) = model.weights.damaged() {
+        return StepError::FileDamaged { path: path.to_owned() };
+    }
+    let StepError::NotFinite { layer, value, .. } = error else { return error };
+    let prefix = if layer < model.spec.layers.len() { format!("blk.{layer}.") } else { "output".to_owned() };
+    let bindings = &model.spec.tensors;
+    let of_layer = (0..bindings.len()).filter(|&i| bindings[i].name.starts_with(&prefix));
+    let tensor = model.weights.find_not_finite(of_layer.map(|i| TensorId(i as u32)));
+    StepError::NotFinite { layer, value, tensor: tensor.map(|id| bindings[id.0 as usize].name.clone()) }
 }
 
 /// Tokens come from outside; the shape of a window is our own.
