@@ -1,6 +1,6 @@
 //! See `scalar::attention`.
 
-use super::elementwise::exp_differences;
+use super::elementwise::{exp_differences, zip};
 use super::simd::Simd;
 use crate::math;
 use crate::table::Cells;
@@ -190,8 +190,6 @@ pub(super) fn merge_partition<S: Simd>(
     let f0 = math::exp(running.0 - max);
     let f1 = math::exp(later.0 - max);
     let (all_f0, all_f1) = (s.splat(f0), s.splat(f1));
-    super::elementwise::zip(s, values, later_values, |value, later| {
-        s.fma(later, all_f1, s.mul(value, all_f0))
-    });
+    zip!(s, values, later_values, (value, later) => s.fma(later, all_f1, s.mul(value, all_f0)));
     (max, later.1.mul_add(f1, running.1 * f0))
 }

@@ -60,12 +60,18 @@ unsafe fn first(n: usize) -> F {
 impl Simd for Avx2 {
     type F = F;
     type I = I;
+    type B = I;
     const WIDE: bool = false;
     const SIGNED_BIAS: i32 = 0;
 
     #[inline(always)]
     fn load_first(self, x: &[f32]) -> F {
         self.load(&padded(x))
+    }
+
+    #[inline(always)]
+    fn signed_b(self, x: I) -> I {
+        x
     }
 
     #[inline(always)]
@@ -146,12 +152,11 @@ impl Simd for Avx2 {
             let mut out = x;
             let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
             for h in 0..2 {
-                let four = |values: &[f32; 8]| {
-                    let four = _mm256_castps128_ps256(_mm_loadu_ps(values.as_ptr().add(4 * h)));
-                    _mm256_permutevar8x32_ps(four, twice)
-                };
-                let straight = _mm256_mul_ps(x[h], four(cos));
-                let crossed = _mm256_mul_ps(_mm256_permute_ps::<0b10_11_00_01>(x[h]), four(sin));
+                let cos = _mm256_castps128_ps256(_mm_loadu_ps(cos.as_ptr().add(4 * h)));
+                let sin = _mm256_castps128_ps256(_mm_loadu_ps(sin.as_ptr().add(4 * h)));
+                let straight = _mm256_mul_ps(x[h], _mm256_permutevar8x32_ps(cos, twice));
+                let swapped = _mm256_permute_ps::<0b10_11_00_01>(x[h]);
+                let crossed = _mm256_mul_ps(swapped, _mm256_permutevar8x32_ps(sin, twice));
                 out[h] = _mm256_addsub_ps(straight, crossed);
             }
             out
@@ -234,27 +239,119 @@ impl Simd for Avx2 {
         fn dot16(self, signed: bool, acc: I, codes: &[[u8; 64]; 4], activations: &[i8; 16]) -> I {
             let mut acc = acc;
             let ones = _mm256_set1_epi16(1);
-            let mut pairs = [_mm256_setzero_si256(); 2];
-            for j in 0..4 {
-                let four = _mm256_set1_epi32(activations.as_ptr().cast::<i32>().add(j).read_unaligned());
+            for j in [0, 2] {
+                let words = activations.as_ptr().cast::<i32>().add(j);
+                let a = _mm256_set1_epi32(words.read_unaligned());
+                let b = _mm256_set1_epi32(words.add(1).read_unaligned());
                 for h in 0..2 {
-                    let codes = _mm256_loadu_si256(codes[j].as_ptr().add(32 * h).cast());
-                    if signed {
+                    let u = _mm256_loadu_si256(codes[j].as_ptr().add(32 * h).cast());
+                    let v = _mm256_loadu_si256(codes[j + 1].as_ptr().add(32 * h).cast());
+                    let sums = if signed {
                         // |code| <= 128 and |activation| <= 127: a sum of two products fits 16 bits, of four does not.
-                        let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(four, codes));
-                        acc[h] = _mm256_add_epi32(acc[h], _mm256_madd_epi16(two, ones));
+                        let u = _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(a, u));
+                        let v = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v));
+                        _mm256_add_epi32(_mm256_madd_epi16(u, ones), _mm256_madd_epi16(v, ones))
                     } else {
-                        // 8 * 31 * 127 fits 16 bits.
-                        pairs[h] = _mm256_add_epi16(pairs[h], _mm256_maddubs_epi16(codes, four));
-                    }
-                }
-            }
-            if !signed {
-                for h in 0..2 {
-                    acc[h] = _mm256_add_epi32(acc[h], _mm256_madd_epi16(pairs[h], ones));
+                        // 4 * 63 * 127 fits 16 bits.
+                        let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(u, a), _mm256_maddubs_epi16(v, b));
+                        _mm256_madd_epi16(pairs, ones)
+                    };
+                    acc[h] = _mm256_add_epi32(acc[h], sums);
                 }
             }
             acc
+        }
+
+        fn transpose(self, x: &mut [F; 16]) -> () {
+            let mut quadrants = [[[_mm256_setzero_si256(); 8]; 2]; 2];
+            for i in 0..16 {
+                for h in 0..2 {
+                    quadrants[i / 8][h][i % 8] = _mm256_castps_si256(x[i][h]);
+                }
+            }
+            for half in &mut quadrants {
+                transpose(&mut half[0]);
+                transpose(&mut half[1]);
+            }
+            for i in 0..16 {
+                for h in 0..2 {
+                    x[i][h] = _mm256_castsi256_ps(quadrants[h][i / 8][i % 8]);
+                }
+            }
+        }
+        fn load_i8(self, x: &[i8; 16]) -> I {
+            let x = _mm_loadu_si128(x.as_ptr().cast());
+            [_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x))]
+        }
+
+        fn zero_b(self) -> I { [_mm256_setzero_si256(); 2] }
+        fn load_b(self, x: &[u8; 64]) -> I {
+            let x: *const __m256i = x.as_ptr().cast();
+            [_mm256_loadu_si256(x), _mm256_loadu_si256(x.add(1))]
+        }
+        fn store_b(self, x: I, out: &mut [u8; 64]) -> () {
+            let out: *mut __m256i = out.as_mut_ptr().cast();
+            _mm256_storeu_si256(out, x[0]);
+            _mm256_storeu_si256(out.add(1), x[1]);
+        }
+        fn gather_b(self, x: [&[u8; 16]; 4]) -> I {
+            let mut out = [_mm256_setzero_si256(); 2];
+            for h in 0..2 {
+                let low = _mm256_castsi128_si256(_mm_loadu_si128(x[2 * h].as_ptr().cast()));
+                out[h] = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(x[2 * h + 1].as_ptr().cast()));
+            }
+            out
+        }
+        fn nibbles(self, x: I) -> [I; 2] {
+            let low_bits = _mm256_set1_epi8(15);
+            let mut out = [x; 2];
+            for h in 0..2 {
+                out[0][h] = _mm256_and_si256(x[h], low_bits);
+                out[1][h] = _mm256_and_si256(_mm256_srli_epi16::<4>(x[h]), low_bits);
+            }
+            out
+        }
+        fn spread_nibbles(self, x: &[u8; 32]) -> I {
+            let (x, low_bits) = (_mm256_loadu_si256(x.as_ptr().cast()), _mm256_set1_epi8(15));
+            [_mm256_and_si256(x, low_bits), _mm256_and_si256(_mm256_srli_epi16::<4>(x), low_bits)]
+        }
+        fn with_high_bits(self, x: I, high: &[u8; 32], shift: i32) -> I {
+            let (high, bits) = (_mm256_loadu_si256(high.as_ptr().cast()), _mm256_set1_epi8(0x30));
+            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
+            let (first, second) = if shift == 0 {
+                (_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high))
+            } else {
+                (high, _mm256_srli_epi16::<2>(high))
+            };
+            [_mm256_or_si256(x[0], _mm256_and_si256(first, bits)), _mm256_or_si256(x[1], _mm256_and_si256(second, bits))]
+        }
+        fn dot_bytes(self, signed: bool, acc: I, codes: I, activations: I) -> I {
+            let mut acc = acc;
+            for h in 0..2 {
+                let two = if signed {
+                    let signed = _mm256_sign_epi8(activations[h], codes[h]);
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(codes[h]), signed)
+                } else {
+                    _mm256_maddubs_epi16(codes[h], activations[h])
+                };
+                acc[h] = _mm256_add_epi32(acc[h], _mm256_madd_epi16(two, _mm256_set1_epi16(1)));
+            }
+            acc
+        }
+        fn sum_quads(self, x: [I; 4]) -> I {
+            // Quarters 0, 1 of x[i] are x[i][0], quarters 2, 3 are x[i][1].
+            let low = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0][0], x[1][0]), _mm256_hadd_epi32(x[2][0], x[3][0]));
+            let high = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0][1], x[1][1]), _mm256_hadd_epi32(x[2][1], x[3][1]));
+            // Halves of low: quarter 0 of x[0..4], quarter 1 of x[0..4]. Wanted: lane 4 i + q.
+            let (a, b) = (_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high));
+            // a: quarters 0, 2; b: quarters 1, 3.
+            let (first, second) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            // first: q01 of x[0], q01 of x[1] | q23 of x[0], q23 of x[1]
+            [_mm256_permute4x64_epi64::<0b11_01_10_00>(first), _mm256_permute4x64_epi64::<0b11_01_10_00>(second)]
+        }
+        fn sum_pairs(self, x: I, y: I) -> I {
+            let (x, y) = (_mm256_hadd_epi32(x[0], x[1]), _mm256_hadd_epi32(y[0], y[1]));
+            [_mm256_permute4x64_epi64::<0b11_01_10_00>(x), _mm256_permute4x64_epi64::<0b11_01_10_00>(y)]
         }
     }
 }
@@ -302,12 +399,21 @@ unsafe fn sum_each_8(x: &[__m256; 8]) -> __m256 {
             let (u, v) = (x[i], x[4 + i]);
             a[i] = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(u, v), _mm256_permute2f128_ps::<0x31>(u, v));
         }
-        let pairs = |u, v| {
-            let low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(u), _mm256_castps_pd(v)));
-            let high = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(u), _mm256_castps_pd(v)));
-            _mm256_add_ps(low, high)
-        };
-        let (u, v) = (pairs(a[0], a[1]), pairs(a[2], a[3]));
+        let (u, v) = (sum_halves(a[0], a[1]), sum_halves(a[2], a[3]));
         _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(u, v), _mm256_shuffle_ps::<0b11_01_11_01>(u, v))
+    }
+}
+
+/// In each half: lanes `l` and `l + 2` of u added, then those of v.
+///
+/// # Safety
+///
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn sum_halves(u: __m256, v: __m256) -> __m256 {
+    // SAFETY: AVX2, as the caller promises.
+    unsafe {
+        let (u, v) = (_mm256_castps_pd(u), _mm256_castps_pd(v));
+        _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(u, v)), _mm256_castpd_ps(_mm256_unpackhi_pd(u, v)))
     }
 }

@@ -39,6 +39,7 @@ fn first(n: usize) -> __mmask16 {
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
+    type B = __m512i;
     const WIDE: bool = true;
     // VPDPBUSD multiplies unsigned by signed bytes, so signed codes are stored plus 128.
     const SIGNED_BIAS: i32 = 128;
@@ -138,6 +139,70 @@ impl Simd for Avx512 {
             }
             acc
         }
+
+        fn transpose(self, x: &mut [__m512; 16]) -> () {
+            let mut bits = [_mm512_setzero_si512(); 16];
+            for i in 0..16 {
+                bits[i] = _mm512_castps_si512(x[i]);
+            }
+            transpose(&mut bits);
+            for i in 0..16 {
+                x[i] = _mm512_castsi512_ps(bits[i]);
+            }
+        }
+        fn load_i8(self, x: &[i8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
+
+        fn zero_b(self) -> __m512i { _mm512_setzero_si512() }
+        fn load_b(self, x: &[u8; 64]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
+        fn store_b(self, x: __m512i, out: &mut [u8; 64]) -> () { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
+        fn gather_b(self, x: [&[u8; 16]; 4]) -> __m512i {
+            let out = _mm512_castsi128_si512(_mm_loadu_si128(x[0].as_ptr().cast()));
+            let out = _mm512_inserti32x4::<1>(out, _mm_loadu_si128(x[1].as_ptr().cast()));
+            let out = _mm512_inserti32x4::<2>(out, _mm_loadu_si128(x[2].as_ptr().cast()));
+            _mm512_inserti32x4::<3>(out, _mm_loadu_si128(x[3].as_ptr().cast()))
+        }
+        fn nibbles(self, x: __m512i) -> [__m512i; 2] {
+            let low_bits = _mm512_set1_epi8(15);
+            [_mm512_and_si512(x, low_bits), _mm512_and_si512(_mm512_srli_epi16::<4>(x), low_bits)]
+        }
+        fn spread_nibbles(self, x: &[u8; 32]) -> __m512i {
+            let x = _mm256_loadu_si256(x.as_ptr().cast());
+            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(x), _mm256_srli_epi16::<4>(x));
+            _mm512_and_si512(both, _mm512_set1_epi8(15))
+        }
+        fn with_high_bits(self, x: __m512i, high: &[u8; 32], shift: i32) -> __m512i {
+            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));
+            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
+            let high = if shift == 0 {
+                _mm512_sllv_epi16(high, _mm512_inserti64x4::<1>(_mm512_set1_epi16(4), _mm256_set1_epi16(2)))
+            } else {
+                _mm512_srlv_epi16(high, _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(2)))
+            };
+            _mm512_or_si512(x, _mm512_and_si512(high, _mm512_set1_epi8(0x30)))
+        }
+        fn signed_b(self, x: __m512i) -> __m512i { _mm512_xor_si512(x, _mm512_set1_epi8(-128)) }
+        fn dot_bytes(self, _signed: bool, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
+            _mm512_dpbusd_epi32(acc, codes, activations)
+        }
+        fn sum_quads(self, x: [__m512i; 4]) -> __m512i {
+            let mut pairs = [_mm512_setzero_si512(); 2];
+            for i in 0..2 {
+                let (u, v) = (x[2 * i], x[2 * i + 1]);
+                pairs[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(u, v), _mm512_unpackhi_epi64(u, v));
+            }
+            let (u, v) = (_mm512_castsi512_ps(pairs[0]), _mm512_castsi512_ps(pairs[1]));
+            // Lane 4 q + i is the sum of quarter q of x[i].
+            let sums = _mm512_add_epi32(
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(u, v)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(u, v)),
+            );
+            _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums)
+        }
+        fn sum_pairs(self, x: __m512i, y: __m512i) -> __m512i {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            _mm512_add_epi32(_mm512_permutex2var_epi32(x, even, y), _mm512_permutex2var_epi32(x, odd, y))
+        }
     }
 }
 
@@ -204,15 +269,24 @@ unsafe fn sum_each(x: &[__m512; 16]) -> __m512 {
             );
         }
         // Pairs of lanes of x[i] and x[i + 1], after adding l + 2; then l + 1.
-        let pairs = |u, v| {
-            let low = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(u), _mm512_castps_pd(v)));
-            let high = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(u), _mm512_castps_pd(v)));
-            _mm512_add_ps(low, high)
-        };
-        let (u, v) = (pairs(b[0], b[1]), pairs(b[2], b[3]));
+        let (u, v) = (sum_halves(b[0], b[1]), sum_halves(b[2], b[3]));
         let sums =
             _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(u, v), _mm512_shuffle_ps::<0b11_01_11_01>(u, v));
         // Quarters 0, 1, 2, 3 hold x[0..4], x[8..12], x[4..8], x[12..16].
         _mm512_shuffle_f32x4::<0b11_01_10_00>(sums, sums)
+    }
+}
+
+/// In each quarter: lanes `l` and `l + 2` of u added, then those of v.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn sum_halves(u: __m512, v: __m512) -> __m512 {
+    // SAFETY: AVX-512 F, as the caller promises.
+    unsafe {
+        let (u, v) = (_mm512_castps_pd(u), _mm512_castps_pd(v));
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(u, v)), _mm512_castpd_ps(_mm512_unpackhi_pd(u, v)))
     }
 }

@@ -54,72 +54,83 @@ fn silu_of<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, one_plus_exp_negative(s, x))
 }
 
-/// `y = f(y)`.
-#[inline(always)]
-fn map<S: Simd>(s: S, y: &mut [f32], f: impl Fn(S::F) -> S::F) {
-    let (whole, rest) = y.as_chunks_mut();
-    for y in whole {
-        s.store(f(s.load(y)), y);
-    }
-    if !rest.is_empty() {
-        s.store_first(f(s.load_first(rest)), rest);
-    }
+// Macros and not functions of closures: a closure is compiled without the instruction set's features, and nothing forces
+// it into a function that has them.
+
+/// `y = value`, for every vector `$v` of `y`.
+macro_rules! map {
+    ($s:ident, $y:expr, $v:ident => $value:expr) => {{
+        let (whole, rest) = $y.as_chunks_mut();
+        for y in whole {
+            let $v = $s.load(y);
+            $s.store($value, y);
+        }
+        if !rest.is_empty() {
+            let $v = $s.load_first(rest);
+            $s.store_first($value, rest);
+        }
+    }};
 }
 
-/// `y = f(y, x)`.
-#[inline(always)]
-pub(super) fn zip<S: Simd>(s: S, y: &mut [f32], x: &[f32], f: impl Fn(S::F, S::F) -> S::F) {
-    assert_eq!(y.len(), x.len());
-    let (y_whole, y_rest) = y.as_chunks_mut();
-    let (x_whole, x_rest) = x.as_chunks();
-    for (y, x) in y_whole.iter_mut().zip(x_whole) {
-        s.store(f(s.load(y), s.load(x)), y);
-    }
-    if !y_rest.is_empty() {
-        s.store_first(f(s.load_first(y_rest), s.load_first(x_rest)), y_rest);
-    }
+/// `y = value`, for all vectors `$v` of `y` and `$w` of `x`.
+macro_rules! zip {
+    ($s:ident, $y:expr, $x:expr, ($v:ident, $w:ident) => $value:expr) => {{
+        assert_eq!($y.len(), $x.len());
+        let (y_whole, y_rest) = $y.as_chunks_mut();
+        let (x_whole, x_rest) = $x.as_chunks();
+        for (y, x) in y_whole.iter_mut().zip(x_whole) {
+            let ($v, $w) = ($s.load(y), $s.load(x));
+            $s.store($value, y);
+        }
+        if !y_rest.is_empty() {
+            let ($v, $w) = ($s.load_first(y_rest), $s.load_first(x_rest));
+            $s.store_first($value, y_rest);
+        }
+    }};
 }
+
+pub(super) use zip;
 
 #[inline(always)]
 pub(super) fn add<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
-    zip(s, y, x, |y, x| s.add(y, x));
+    zip!(s, y, x, (y, x) => s.add(y, x));
 }
 
 #[inline(always)]
 pub(super) fn add_scaled<S: Simd>(s: S, y: &mut [f32], scale: f32, x: &[f32]) {
     let scale = s.splat(scale);
-    zip(s, y, x, |y, x| s.fma(scale, x, y));
+    zip!(s, y, x, (y, x) => s.fma(scale, x, y));
 }
 
 #[inline(always)]
 pub(super) fn scale<S: Simd>(s: S, y: &mut [f32], factor: f32) {
     let factor = s.splat(factor);
-    map(s, y, |y| s.mul(y, factor));
+    map!(s, y, y => s.mul(y, factor));
 }
 
 #[inline(always)]
 pub(super) fn silu<S: Simd>(s: S, x: &mut [f32]) {
-    map(s, x, |x| silu_of(s, x));
+    map!(s, x, x => silu_of(s, x));
 }
 
 #[inline(always)]
 pub(super) fn sigmoid<S: Simd>(s: S, x: &mut [f32]) {
-    map(s, x, |x| sigmoid_of(s, x));
+    map!(s, x, x => sigmoid_of(s, x));
 }
 
 #[inline(always)]
 pub(super) fn silu_multiply<S: Simd>(s: S, gate: &mut [f32], up: &[f32]) {
-    zip(s, gate, up, |gate, up| s.mul(silu_of(s, gate), up));
+    zip!(s, gate, up, (gate, up) => s.mul(silu_of(s, gate), up));
 }
 
 #[inline(always)]
 pub(super) fn multiply_sigmoid<S: Simd>(s: S, x: &mut [f32], gate: &[f32]) {
-    zip(s, x, gate, |x, gate| s.mul(x, sigmoid_of(s, gate)));
+    zip!(s, x, gate, (x, gate) => s.mul(x, sigmoid_of(s, gate)));
 }
 
 #[inline(always)]
 pub(super) fn multiply_silu<S: Simd>(s: S, x: &mut [f32], gate: &[f32]) {
-    zip(s, x, gate, |x, gate| s.mul(x, silu_of(s, gate)));
+    zip!(s, x, gate, (x, gate) => s.mul(x, silu_of(s, gate)));
 }
 
 #[inline(always)]
@@ -131,7 +142,7 @@ pub(super) fn mix_streams<S: Simd>(s: S, gate: &[f32], x: &[f32], out: &mut [f32
         add_products(s, gate, x, out);
     }
     let mean = s.splat(1.0 / (x.len() / n) as f32);
-    map(s, out, |sum| s.mul(mean, sum));
+    map!(s, out, sum => s.mul(mean, sum));
 }
 
 /// `sum = fma(a, b, sum)`.
@@ -150,21 +161,25 @@ pub(super) fn add_products<S: Simd>(s: S, a: &[f32], b: &[f32], sum: &mut [f32])
 }
 
 #[inline(always)]
+fn rotate<S: Simd>(s: S, a: S::F, b: S::F, cos: S::F, sin: S::F) -> (S::F, S::F) {
+    (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)))
+}
+
+#[inline(always)]
 pub(super) fn apply_rope_halves<S: Simd>(s: S, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let h = cos.len();
     assert!(sin.len() == h && x.len() >= 2 * h);
     let (a, b) = x[..2 * h].split_at_mut(h);
-    let rotate = |a, b, cos, sin| (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)));
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks_mut(), b.as_chunks_mut());
     let ((cos, cos_rest), (sin, sin_rest)) = (cos.as_chunks(), sin.as_chunks());
     for i in 0..a.len() {
-        let (first, second) = rotate(s.load(&a[i]), s.load(&b[i]), s.load(&cos[i]), s.load(&sin[i]));
+        let (first, second) = rotate(s, s.load(&a[i]), s.load(&b[i]), s.load(&cos[i]), s.load(&sin[i]));
         s.store(first, &mut a[i]);
         s.store(second, &mut b[i]);
     }
     if !a_rest.is_empty() {
         let (cos, sin) = (s.load_first(cos_rest), s.load_first(sin_rest));
-        let (first, second) = rotate(s.load_first(a_rest), s.load_first(b_rest), cos, sin);
+        let (first, second) = rotate(s, s.load_first(a_rest), s.load_first(b_rest), cos, sin);
         s.store_first(first, a_rest);
         s.store_first(second, b_rest);
     }
@@ -211,7 +226,7 @@ pub(super) fn quantize_row<S: Simd>(s: S, x: &[f32], q: &mut [i8], d: &mut [f32]
     for (((x, q), d), sum16) in x.iter().zip(q).zip(d).zip(sum16) {
         let halves: [&[f32; 16]; 2] =
             [x[..16].try_into().expect("16 values"), x[16..].try_into().expect("16 values")];
-        let values = halves.map(|half| s.load(half));
+        let values = [s.load(halves[0]), s.load(halves[1])];
         let bits = s.max_lane_i(s.max_i(s.magnitude_bits(values[0]), s.magnitude_bits(values[1])));
         let amax = f32::from_bits(bits as u32);
         if amax.is_nan() || amax.is_infinite() || amax < 1e-30 {

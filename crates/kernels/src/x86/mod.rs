@@ -7,8 +7,11 @@ mod attention;
 mod avx2;
 mod avx512;
 mod elementwise;
+mod few_rows;
 mod matmul_float;
 mod matmul_int8;
+mod packed;
+mod panel;
 mod recurrent;
 mod reduce;
 mod simd;
@@ -20,19 +23,21 @@ use crate::table::{Cells, Functions, Int8Rows, MatmulInt8, WeightRows};
 use crate::tile::Tile;
 use avx2::Avx2;
 use avx512::Avx512;
+use packed::Packed;
 
 /// A safe function that runs a generic one with the features of an instruction set.
 macro_rules! enabled {
-    ($isa:ident, $features:tt, $run:path, ($($arg:ident: $type:ty),*) $(-> $out:ty)?) => {{
+    ($isa:ident, $features:tt, $(<$format:ident: $bound:ident>,)? $run:path,
+     ($($arg:ident: $type:ty),*) $(-> $out:ty)?) => {{
         #[target_feature(enable = $features)]
-        fn enabled($($arg: $type),*) $(-> $out)? {
+        fn enabled$(<$format: $bound>)?($($arg: $type),*) $(-> $out)? {
             // SAFETY: this function runs only where the CPU has the features.
             let s = unsafe { $isa::assume() };
             $run(s, $($arg),*)
         }
         |$($arg: $type),*| {
             // SAFETY: the table is reached only through a `Kernels`, which exists only where the CPU has the features.
-            unsafe { enabled($($arg),*) }
+            unsafe { enabled$(::<$format>)?($($arg),*) }
         }
     }};
 }
@@ -48,23 +53,14 @@ macro_rules! functions {
                 type Output = MatmulInt8;
 
                 fn visit<F: Format>(self) -> MatmulInt8 {
-                    #[target_feature(enable = $features)]
-                    fn enabled<F: Format>(
-                        w: &WeightRows<'_>,
-                        x: &Int8Rows<'_>,
-                        rows: &[u32],
-                        out: &mut Tile<'_>,
-                    ) {
-                        // SAFETY: this function runs only where the CPU has the features.
-                        let s = unsafe { $isa::assume() };
-                        matmul_int8::matmul_int8::<$isa, F>(s, w, x, rows, out);
-                    }
-                    |w, x, rows, out| {
-                        // SAFETY: the table is reached only through a `Kernels`, which exists only where the CPU has
-                        // the features.
-                        unsafe { enabled::<F>(w, x, rows, out) }
-                    }
+                    enabled!($isa, $features, <F: Format>, matmul_int8::decoded::<$isa, F>,
+                        (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
                 }
+            }
+
+            fn packed<F: Packed>() -> MatmulInt8 {
+                enabled!($isa, $features, <F: Packed>, matmul_int8::packed::<$isa, F>,
+                    (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
             }
 
     pub(crate) static $table: Functions = Functions {
@@ -79,10 +75,14 @@ macro_rules! functions {
                                     (w: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut Tile<'_>)),
             )
         },
-        matmul_int8: |dtype: TensorType| {
-            quant::with_format(dtype, Choose).unwrap_or_else(|error| panic!("{error}"))
-        },
-        quantize_row: enabled!($isa, $features, elementwise::quantize_row,
+        matmul_int8: |dtype: TensorType| match dtype {
+                    TensorType::Q4_0 => packed::<quant::Q4_0>(),
+                    TensorType::Q4_1 => packed::<quant::Q4_1>(),
+                    TensorType::Q8_0 => packed::<quant::Q8_0>(),
+                    TensorType::Q6_K => packed::<quant::Q6K>(),
+                    _ => quant::with_format(dtype, Choose).unwrap_or_else(|error| panic!("{error}")),
+                },
+                quantize_row: enabled!($isa, $features, elementwise::quantize_row,
                     (x: &[f32], q: &mut [i8], d: &mut [f32], sum16: &mut [i16])),
         dot: enabled!($isa, $features, reduce::dot, (a: &[f32], b: &[f32]) -> f32),
         rms_norm: enabled!($isa, $features, reduce::rms_norm,

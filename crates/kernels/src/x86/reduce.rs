@@ -1,6 +1,6 @@
 //! See `scalar::reduce`.
 
-use super::elementwise::scale;
+use super::elementwise::{scale, zip};
 use super::simd::Simd;
 
 #[inline(always)]
@@ -25,7 +25,7 @@ pub(super) fn rms_norm<S: Simd>(s: S, x: &[f32], gamma: Option<&[f32]>, eps: f32
     match gamma {
         Some(gamma) => {
             let inv = s.splat(inv);
-            super::elementwise::zip(s, out, gamma, |x, gamma| s.mul(s.mul(x, inv), gamma));
+            zip!(s, out, gamma, (x, gamma) => s.mul(s.mul(x, inv), gamma));
         }
         None => scale(s, out, inv),
     }

@@ -9,6 +9,8 @@ pub(super) trait Simd: Copy {
     type F: Copy;
     /// Sixteen i32.
     type I: Copy;
+    /// Sixty-four bytes.
+    type B: Copy;
     /// True with 32 registers of 16 lanes: algorithms then keep more in flight.
     const WIDE: bool;
     /// What [`Simd::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
@@ -80,7 +82,34 @@ pub(super) trait Simd: Copy {
     fn interleave(self, signed: bool, rows: [&[u8; 64]; 16], out: &mut [[u8; 64]; 16]);
     /// `acc` plus, in lane r, the product of the 16 codes of row r with the 16 activations, exact.
     ///
-    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 31.
+    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
     /// Activations: -127..=127.
     fn dot16(self, signed: bool, acc: Self::I, codes: &[[u8; 64]; 4], activations: &[i8; 16]) -> Self::I;
+
+    /// Transposes 16 rows of 16 values.
+    fn transpose(self, x: &mut [Self::F; 16]);
+    fn load_i8(self, x: &[i8; 16]) -> Self::I;
+
+    fn zero_b(self) -> Self::B;
+    fn load_b(self, x: &[u8; 64]) -> Self::B;
+    fn store_b(self, x: Self::B, out: &mut [u8; 64]);
+    /// Four times sixteen bytes.
+    fn gather_b(self, x: [&[u8; 16]; 4]) -> Self::B;
+    /// The low four bits of each byte, then the high four.
+    fn nibbles(self, x: Self::B) -> [Self::B; 2];
+    /// 32 bytes: their low nibbles, then their high ones.
+    fn spread_nibbles(self, x: &[u8; 32]) -> Self::B;
+    /// `x | bits << 4` with, for the first 32 bytes of `x` and the last, two bits of each byte of `high`: those from
+    /// `shift` and `shift + 2` on. `shift` is 0 or 4.
+    fn with_high_bits(self, x: Self::B, high: &[u8; 32], shift: i32) -> Self::B;
+    /// Signed codes as [`Simd::dot_bytes`] wants them.
+    fn signed_b(self, x: Self::B) -> Self::B;
+    /// `acc` plus, in lane i, the product of codes `4 i .. 4 i + 4` with as many activations, exact.
+    ///
+    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
+    fn dot_bytes(self, signed: bool, acc: Self::I, codes: Self::B, activations: Self::B) -> Self::I;
+    /// Lane `4 i + q` is the sum of lanes `4 q .. 4 q + 4` of `x[i]`.
+    fn sum_quads(self, x: [Self::I; 4]) -> Self::I;
+    /// The sums of adjacent lanes of x, then of y.
+    fn sum_pairs(self, x: Self::I, y: Self::I) -> Self::I;
 }
