@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod sequences;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use engine::model::{LoadOptions, Model};
 use engine::stage::{Stage, cpu};
 use engine::state::{KvType, State};
 use engine::window::{Outputs, Window};
+use kernels::Isa;
 
 /// The oracle's models in F32 of every architecture.
 pub const F32_MODELS: [&str; 8] =
@@ -96,4 +99,9 @@ pub fn prompts(name: &str) -> Vec<(String, Vec<u32>, Vec<u32>)> {
     };
     let prompts = index[name]["prompts"].as_object().unwrap_or_else(|| panic!("{name} has prompts"));
     prompts.iter().map(|(k, v)| (k.clone(), numbers(&v["tokens"]), numbers(&v["greedy"]))).collect()
+}
+
+/// The whole model of a file on the CPU, for comparisons of bits: loaded once, run by several stages.
+pub fn stage_of(model: &Arc<Model>, threads: usize, isa: Option<Isa>) -> Stage<Cpu> {
+    Stage::new(model.clone(), cpu(threads, isa).expect("threads"))
 }
