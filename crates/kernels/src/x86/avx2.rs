@@ -236,7 +236,7 @@ impl Simd for Avx2 {
                 }
             }
         }
-        fn dot16(self, signed: bool, acc: I, codes: &[[u8; 64]; 4], activations: &[i8; 16]) -> I {
+        fn dot16(self, signed: bool, acc: I, codes: &[I; 4], activations: &[i8; 16]) -> I {
             let mut acc = acc;
             let ones = _mm256_set1_epi16(1);
             for j in [0, 2] {
@@ -244,8 +244,7 @@ impl Simd for Avx2 {
                 let a = _mm256_set1_epi32(words.read_unaligned());
                 let b = _mm256_set1_epi32(words.add(1).read_unaligned());
                 for h in 0..2 {
-                    let u = _mm256_loadu_si256(codes[j].as_ptr().add(32 * h).cast());
-                    let v = _mm256_loadu_si256(codes[j + 1].as_ptr().add(32 * h).cast());
+                    let (u, v) = (codes[j][h], codes[j + 1][h]);
                     let sums = if signed {
                         // |code| <= 128 and |activation| <= 127: a sum of two products fits 16 bits, of four does not.
                         let u = _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(a, u));
@@ -284,6 +283,9 @@ impl Simd for Avx2 {
             [_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x))]
         }
 
+        fn prefetch(self, at: *const u8) -> () {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        }
         fn zero_b(self) -> I { [_mm256_setzero_si256(); 2] }
         fn load_b(self, x: &[u8; 64]) -> I {
             let x: *const __m256i = x.as_ptr().cast();
@@ -310,10 +312,6 @@ impl Simd for Avx2 {
                 out[1][h] = _mm256_and_si256(_mm256_srli_epi16::<4>(x[h]), low_bits);
             }
             out
-        }
-        fn spread_nibbles(self, x: &[u8; 32]) -> I {
-            let (x, low_bits) = (_mm256_loadu_si256(x.as_ptr().cast()), _mm256_set1_epi8(15));
-            [_mm256_and_si256(x, low_bits), _mm256_and_si256(_mm256_srli_epi16::<4>(x), low_bits)]
         }
         fn with_high_bits(self, x: I, high: &[u8; 32], shift: i32) -> I {
             let (high, bits) = (_mm256_loadu_si256(high.as_ptr().cast()), _mm256_set1_epi8(0x30));

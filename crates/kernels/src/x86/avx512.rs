@@ -130,12 +130,11 @@ impl Simd for Avx512 {
                 _mm512_storeu_si512(out[j].as_mut_ptr().cast(), columns[j]);
             }
         }
-        fn dot16(self, _signed: bool, acc: __m512i, codes: &[[u8; 64]; 4], activations: &[i8; 16]) -> __m512i {
+        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[i8; 16]) -> __m512i {
             let mut acc = acc;
             for j in 0..4 {
                 let four = activations.as_ptr().cast::<i32>().add(j).read_unaligned();
-                let codes = _mm512_loadu_si512(codes[j].as_ptr().cast());
-                acc = _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(four));
+                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(four));
             }
             acc
         }
@@ -152,6 +151,9 @@ impl Simd for Avx512 {
         }
         fn load_i8(self, x: &[i8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
 
+        fn prefetch(self, at: *const u8) -> () {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        }
         fn zero_b(self) -> __m512i { _mm512_setzero_si512() }
         fn load_b(self, x: &[u8; 64]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
         fn store_b(self, x: __m512i, out: &mut [u8; 64]) -> () { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
@@ -164,11 +166,6 @@ impl Simd for Avx512 {
         fn nibbles(self, x: __m512i) -> [__m512i; 2] {
             let low_bits = _mm512_set1_epi8(15);
             [_mm512_and_si512(x, low_bits), _mm512_and_si512(_mm512_srli_epi16::<4>(x), low_bits)]
-        }
-        fn spread_nibbles(self, x: &[u8; 32]) -> __m512i {
-            let x = _mm256_loadu_si256(x.as_ptr().cast());
-            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(x), _mm256_srli_epi16::<4>(x));
-            _mm512_and_si512(both, _mm512_set1_epi8(15))
         }
         fn with_high_bits(self, x: __m512i, high: &[u8; 32], shift: i32) -> __m512i {
             let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));

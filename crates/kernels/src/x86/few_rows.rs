@@ -4,7 +4,7 @@
 //! lanes are weight rows and the terms are added in ascending order.
 
 use super::matmul_int8::{CHAIN_GROUPS, LANES, bias};
-use super::packed::{Packed, chain_scales};
+use super::packed::{Packed, chain_bytes, chain_scales};
 use super::simd::Simd;
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
@@ -76,7 +76,12 @@ pub(super) fn matmul<S: Simd, F: Packed>(
             for (chain, &row) in chains.iter_mut().zip(rows) {
                 chain.set::<S, F>(x, row as usize, first, count);
             }
-            set_terms::<S, F>(s, &weights, first, count, chains, &mut terms);
+            // The usual case with its bounds known.
+            if count == CHAIN_GROUPS {
+                set_terms::<S, F>(s, &weights, first, CHAIN_GROUPS, chains, &mut terms);
+            } else {
+                set_terms::<S, F>(s, &weights, first, count, chains, &mut terms);
+            }
             for r in 0..rows.len() {
                 s.transpose(&mut terms[r]);
                 let mut acc = s.splat(0.0);
@@ -116,18 +121,27 @@ fn set_terms<S: Simd, F: Packed>(
     // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
     let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
     for lane in 0..weights.rows() {
-        chain_scales::<F>(weights.row(lane), first, count, &mut d[lane], &mut min[lane]);
+        chain_scales::<F>(
+            chain_bytes::<F>(weights.row(lane), first, count),
+            count,
+            &mut d[lane],
+            &mut min[lane],
+        );
     }
     for lane in 0..weights.rows() {
-        let row = weights.row(lane);
-        let codes = F::codes(s, row, first, count);
+        let bytes = chain_bytes::<F>(weights.row(lane), first, count);
+        // Sixteen rows at a time are too many streams for the processor to foresee.
+        let next = bytes.as_ptr().wrapping_add(LANES * weights.row_bytes());
+        for line in (0..bytes.len()).step_by(64) {
+            s.prefetch(next.wrapping_add(line));
+        }
+        let codes = F::codes(s, bytes, count);
         let d = s.load_f16(&d[lane]);
         let scales = if F::QUADS {
             [s.splat_i(0); 2]
         } else {
-            let block = first / 8;
             // The last block stands in for one that is missing.
-            let blocks = [F::integer_scales(row, block), F::integer_scales(row, block + (count - 1) / 8)];
+            let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
             [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
         };
         for (chain, terms) in chains.iter().zip(terms.iter_mut()) {

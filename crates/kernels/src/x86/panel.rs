@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use super::few_rows::add_chain;
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, bias};
-use super::packed::{Packed, chain_scales};
+use super::packed::{Packed, chain_bytes, chain_scales};
 use super::simd::Simd;
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
@@ -88,14 +88,14 @@ impl Panel {
         let mut codes = [[[0u8; 64]; LANES]; 8];
         let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
         for lane in 0..weights.rows() {
-            let row = weights.row(lane);
-            for (vector, codes) in F::codes(s, row, first, count).into_iter().zip(&mut codes) {
+            let chain = chain_bytes::<F>(weights.row(lane), first, count);
+            for (vector, codes) in F::codes(s, chain, count).into_iter().zip(&mut codes) {
                 s.store_b(vector, &mut codes[lane]);
             }
-            chain_scales::<F>(row, first, count, &mut d[lane], &mut min[lane]);
+            chain_scales::<F>(chain, count, &mut d[lane], &mut min[lane]);
             if F::SCALES == 2 {
                 for g in 0..count {
-                    let scales = F::integer_scales(row, (first + g) / 8);
+                    let scales = F::integer_scales(chain, g / 8);
                     self.s16[g][0][lane] = i32::from(scales[2 * (g % 8)]);
                     self.s16[g][1][lane] = i32::from(scales[2 * (g % 8) + 1]);
                 }
@@ -240,10 +240,14 @@ impl<'a> Product<'a> {
             start: [[0; 2]; CHAIN_GROUPS],
             sums: [0.0; CHAIN_GROUPS],
         }; R];
-        for i in 0..R {
-            self.set_chain::<S, F>(rows[i] as usize, &mut chains[i]);
-        }
-        let sums = self.chain_sums::<S, F, R>(s, &chains);
+        // The usual case with its bounds known.
+        let sums = if self.count == CHAIN_GROUPS {
+            self.set_chains::<S, F, R>(rows, CHAIN_GROUPS, &mut chains);
+            self.chain_sums::<S, F, R>(s, CHAIN_GROUPS, &chains)
+        } else {
+            self.set_chains::<S, F, R>(rows, self.count, &mut chains);
+            self.chain_sums::<S, F, R>(s, self.count, &chains)
+        };
         for i in 0..R {
             let out = &mut out.row(r + i)[self.c..self.c + self.lanes];
             add_chain(s, self.first == 0, sums[i], out);
@@ -251,79 +255,113 @@ impl<'a> Product<'a> {
     }
 
     #[inline(always)]
-    fn set_chain<S: Simd, F: Shape>(&self, row: usize, chain: &mut Chain<'a>) {
-        let first = row * (self.x.k / GROUP_VALUES) + self.first;
-        chain.q = &self.x.q.as_chunks().0[first..first + self.count];
-        chain.d = &self.x.d[first..first + self.count];
-        let sum16 = &self.x.sum16.as_chunks::<2>().0[first..first + self.count];
+    fn set_chains<S: Simd, F: Shape, const R: usize>(
+        &self,
+        rows: &[u32; R],
+        count: usize,
+        chains: &mut [Chain<'a>; R],
+    ) {
         let bias = bias::<S, F>();
         let per_16 = F::SCALES == 2 || F::FLOAT_SCALE_PER_16;
-        for (g, sum16) in sum16.iter().enumerate() {
-            let sum16 = [i32::from(sum16[0]), i32::from(sum16[1])];
-            let sum = sum16[0] + sum16[1];
-            chain.start[g] = if per_16 { [-bias * sum16[0], -bias * sum16[1]] } else { [-bias * sum, 0] };
-            chain.sum16[g] = sum16;
-            chain.sums[g] = sum as f32;
+        for (chain, &row) in chains.iter_mut().zip(rows) {
+            let first = row as usize * (self.x.k / GROUP_VALUES) + self.first;
+            chain.q = &self.x.q.as_chunks().0[first..first + count];
+            chain.d = &self.x.d[first..first + count];
+            let sum16 = &self.x.sum16.as_chunks::<2>().0[first..first + count];
+            for g in 0..count {
+                let sum16 = [i32::from(sum16[g][0]), i32::from(sum16[g][1])];
+                let sum = sum16[0] + sum16[1];
+                chain.start[g] = if per_16 { [-bias * sum16[0], -bias * sum16[1]] } else { [-bias * sum, 0] };
+                chain.sum16[g] = sum16;
+                chain.sums[g] = sum as f32;
+            }
         }
     }
 
-    /// Where the codes of half h of group g begin.
+    /// Codes of half h of group g.
     #[inline(always)]
-    fn codes(&self, g: usize, h: usize) -> &[[u8; 64]; 4] {
+    fn codes<S: Simd>(&self, s: S, g: usize, h: usize) -> [S::B; 4] {
         let word = if self.quads { g / 4 * 32 + 16 * h + g % 4 * 4 } else { 8 * g + 4 * h };
-        &self.panel.codes.as_chunks().0[word / 4]
+        let words: &[[u8; 64]; 4] = &self.panel.codes.as_chunks().0[word / 4];
+        [s.load_b(&words[0]), s.load_b(&words[1]), s.load_b(&words[2]), s.load_b(&words[3])]
     }
 
-    /// The sums over the chain of sixteen weight rows (lanes) with each of R activation rows.
+    /// The sums over the chain of sixteen weight rows (lanes) with each of R activation rows, at most eight.
     #[inline(always)]
-    fn chain_sums<S: Simd, F: Shape, const R: usize>(&self, s: S, chains: &[Chain<'_>; R]) -> [S::F; R] {
-        let panel = self.panel;
+    fn chain_sums<S: Simd, F: Shape, const R: usize>(
+        &self,
+        s: S,
+        count: usize,
+        chains: &[Chain<'_>; R],
+    ) -> [S::F; R] {
+        const { assert!(R <= 8) };
         let mut acc = [s.splat(0.0); R];
-        for g in 0..self.count {
-            let codes = [self.codes(g, 0), self.codes(g, 1)];
-            let d = [s.load(&panel.d[g][0]), s.load(&panel.d[g][1])];
-            for r in 0..R {
-                let chain = &chains[r];
-                let d_a = s.splat(chain.d[g]);
-                let (q, _) = chain.q[g].as_chunks::<16>();
-                let start = [s.splat_i(chain.start[g][0]), s.splat_i(chain.start[g][1])];
-                let first = s.dot16(F::SIGNED, start[0], codes[0], &q[0]);
-                if F::FLOAT_SCALE_PER_16 {
-                    let second = s.dot16(F::SIGNED, start[1], codes[1], &q[1]);
-                    acc[r] = s.add(acc[r], s.mul(s.to_f(first), s.mul(d[0], d_a)));
-                    acc[r] = s.add(acc[r], s.mul(s.to_f(second), s.mul(d[1], d_a)));
-                    continue;
-                }
-                let isum = if F::SCALES == 2 {
-                    let second = s.dot16(F::SIGNED, start[1], codes[1], &q[1]);
-                    let scales = [s.load_i(&panel.s16[g][0]), s.load_i(&panel.s16[g][1])];
-                    s.add_i(s.mul_i(first, scales[0]), s.mul_i(second, scales[1]))
-                } else {
-                    let isum = s.dot16(F::SIGNED, first, codes[1], &q[1]);
-                    if F::SCALES == 1 { s.mul_i(isum, s.load_i(&panel.s16[g][0])) } else { isum }
-                };
-                let mut t = s.mul(s.to_f(isum), s.mul(d[0], d_a));
-                if F::HAS_MIN {
-                    let min = s.mul(s.load(&panel.min[g]), d_a);
-                    t = s.add(t, s.mul(self.minimum_sum::<S, F>(s, chain, g), min));
-                }
-                acc[r] = s.add(acc[r], t);
+        for g in 0..count {
+            let group = Group {
+                codes: [self.codes(s, g, 0), self.codes(s, g, 1)],
+                d: [s.load(&self.panel.d[g][0]), s.load(&self.panel.d[g][1])],
+                min: s.load(&self.panel.min[g]),
+                s16: &self.panel.s16[g],
+                m16: &self.panel.m16[g],
+            };
+            // Unrolled by hand, so that the sums stay in registers.
+            macro_rules! add_to {
+                ($($r:literal)*) => {$(
+                    if $r < R {
+                        acc[$r] = group.add_to::<F>(s, acc[$r], g, &chains[$r]);
+                    }
+                )*};
             }
+            add_to!(0 1 2 3 4 5 6 7);
         }
         acc
     }
+}
 
-    /// `f32(sum_i m16 * a(i))` of group g.
+/// A group of sixteen weight rows.
+struct Group<'a, S: Simd> {
+    codes: [[S::B; 4]; 2],
+    d: [S::F; 2],
+    min: S::F,
+    s16: &'a [[i32; LANES]; 2],
+    m16: &'a [[i32; LANES]; 2],
+}
+
+impl<S: Simd> Group<'_, S> {
+    /// `acc` and the terms of the group with group g of an activation row.
     #[inline(always)]
-    fn minimum_sum<S: Simd, F: Shape>(&self, s: S, chain: &Chain<'_>, g: usize) -> S::F {
-        let m16 = &self.panel.m16[g];
-        let sum16 = chain.sum16[g];
+    fn add_to<F: Shape>(&self, s: S, acc: S::F, g: usize, chain: &Chain<'_>) -> S::F {
+        let d_a = s.splat(chain.d[g]);
+        let (q, _) = chain.q[g].as_chunks::<16>();
+        let first = s.dot16(F::SIGNED, s.splat_i(chain.start[g][0]), &self.codes[0], &q[0]);
+        if F::FLOAT_SCALE_PER_16 {
+            let second = s.dot16(F::SIGNED, s.splat_i(chain.start[g][1]), &self.codes[1], &q[1]);
+            let acc = s.add(acc, s.mul(s.to_f(first), s.mul(self.d[0], d_a)));
+            return s.add(acc, s.mul(s.to_f(second), s.mul(self.d[1], d_a)));
+        }
+        let isum = if F::SCALES == 2 {
+            let second = s.dot16(F::SIGNED, s.splat_i(chain.start[g][1]), &self.codes[1], &q[1]);
+            s.add_i(s.mul_i(first, s.load_i(&self.s16[0])), s.mul_i(second, s.load_i(&self.s16[1])))
+        } else {
+            let isum = s.dot16(F::SIGNED, first, &self.codes[1], &q[1]);
+            if F::SCALES == 1 { s.mul_i(isum, s.load_i(&self.s16[0])) } else { isum }
+        };
+        let mut t = s.mul(s.to_f(isum), s.mul(self.d[0], d_a));
+        if F::HAS_MIN {
+            t = s.add(t, s.mul(self.minimum_sum::<F>(s, g, chain), s.mul(self.min, d_a)));
+        }
+        s.add(acc, t)
+    }
+
+    /// `f32(sum_i m16 * a(i))`; the product of a sum of 32 codes and an m16 below 64 is exact as a float, too.
+    #[inline(always)]
+    fn minimum_sum<F: Shape>(&self, s: S, g: usize, chain: &Chain<'_>) -> S::F {
         match F::SCALES {
             0 => s.splat(chain.sums[g]),
-            1 => s.mul(s.to_f(s.load_i(&m16[0])), s.splat(chain.sums[g])),
+            1 => s.mul(s.to_f(s.load_i(&self.m16[0])), s.splat(chain.sums[g])),
             _ => {
-                let first = s.mul_i(s.load_i(&m16[0]), s.splat_i(sum16[0]));
-                s.to_f(s.add_i(first, s.mul_i(s.load_i(&m16[1]), s.splat_i(sum16[1]))))
+                let first = s.mul_i(s.load_i(&self.m16[0]), s.splat_i(chain.sum16[g][0]));
+                s.to_f(s.add_i(first, s.mul_i(s.load_i(&self.m16[1]), s.splat_i(chain.sum16[g][1]))))
             }
         }
     }

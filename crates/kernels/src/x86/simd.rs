@@ -84,12 +84,14 @@ pub(super) trait Simd: Copy {
     ///
     /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
     /// Activations: -127..=127.
-    fn dot16(self, signed: bool, acc: Self::I, codes: &[[u8; 64]; 4], activations: &[i8; 16]) -> Self::I;
+    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[i8; 16]) -> Self::I;
 
     /// Transposes 16 rows of 16 values.
     fn transpose(self, x: &mut [Self::F; 16]);
     fn load_i8(self, x: &[i8; 16]) -> Self::I;
 
+    /// Asks for the cache line of an address, which need not be one of ours.
+    fn prefetch(self, at: *const u8);
     fn zero_b(self) -> Self::B;
     fn load_b(self, x: &[u8; 64]) -> Self::B;
     fn store_b(self, x: Self::B, out: &mut [u8; 64]);
@@ -97,8 +99,6 @@ pub(super) trait Simd: Copy {
     fn gather_b(self, x: [&[u8; 16]; 4]) -> Self::B;
     /// The low four bits of each byte, then the high four.
     fn nibbles(self, x: Self::B) -> [Self::B; 2];
-    /// 32 bytes: their low nibbles, then their high ones.
-    fn spread_nibbles(self, x: &[u8; 32]) -> Self::B;
     /// `x | bits << 4` with, for the first 32 bytes of `x` and the last, two bits of each byte of `high`: those from
     /// `shift` and `shift + 2` on. `shift` is 0 or 4.
     fn with_high_bits(self, x: Self::B, high: &[u8; 32], shift: i32) -> Self::B;
