@@ -29,10 +29,8 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
-    let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
-        path: model.model.clone(),
-        source: LoadError::File(source),
-    })?;
+    let file = gguf::ModelFile::open(&model.model)
+        .map_err(|source| Error::Load { path: model.model.clone(), source: LoadError::File(source) })?;
     Ok(file.metadata)
 }
 
@@ -51,7 +49,8 @@ pub fn chat_prompt(
     user: &str,
 ) -> Result<String, Error> {
     let template = Template::from_metadata(metadata, tokenizer).map_err(Error::Template)?;
-    let mut messages: Vec<Message> = system.into_iter().map(|text| Message::new(Role::System, text)).collect();
+    let mut messages: Vec<Message> =
+        system.into_iter().map(|text| Message::new(Role::System, text)).collect();
     messages.push(Message::new(Role::User, user));
     let text_of = |id: Option<u32>| id.map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)));
     let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
