@@ -7,7 +7,8 @@ and golden/tokenizer_corpus.json. Needs `tokenizers` and `gguf`.
 
 The texts are not stored. They are made here and, by the same rules, in crates/chat/tests/corpus.rs; `texts` in the JSON is a
 hash over them all, to tell a difference in texts from a difference in ids. Per tokenizer the JSON has 8 hex digits per text:
-FNV-1a 64 over the ids as u32 little-endian, its two halves xored.
+FNV-1a 64 over the ids as u32 little-endian, its two halves xored. `classes` is FNV-1a 64 over a byte per code point: the
+class that the regular expressions see, and 8 more if the `Digits` step isolates it.
 
 No normaliser: HF's Qwen tokenizers make text NFC first; a GGUF file does not say so and llama.cpp does not do it.
 """
@@ -136,6 +137,25 @@ def fnv(data, h=0xCBF29CE484222325):
     return h
 
 
+def classes():
+    """A byte per code point but surrogates: 0 letter, 1 mark, 2 number, 3 white space, 4 other; plus 8 for a digit."""
+    cps = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+    out = bytearray([4] * len(cps))
+    for at in range(0, len(cps), 4096):
+        text = "".join(chr(c) for c in cps[at:at + 4096])
+        for k, pattern in enumerate([r"\p{L}", r"\p{M}", r"\p{N}", r"\s"]):
+            rest = pre_tokenizers.Split(Regex(pattern), "removed").pre_tokenize_str(text)
+            kept = {i for _, (a, b) in rest for i in range(a, b)}
+            for i in range(len(text)):
+                if i not in kept:
+                    out[at + i] = k
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    for i, c in enumerate(cps):
+        if len(digits.pre_tokenize_str("a" + chr(c) + "a")) == 3:
+            out[i] |= 8
+    return bytes(out)
+
+
 def fold(h):
     return (h >> 32) ^ (h & 0xFFFFFFFF)
 
@@ -146,7 +166,7 @@ def main():
     smol_specials = [smol.id_to_token(i) for i in range(17)]
     runs = [("small " + p, small(p), small_specials) for p in ["qwen35", "qwen2", "llama-bpe", "gpt-2", "smollm"]]
     runs.append(("smollm2", smol, smol_specials))
-    doc = {}
+    doc = {"classes": f"{fnv(classes()):016x}"}
     for name, t, specials in runs:
         lines = texts(specials)
         encoded = t.encode_batch(lines, add_special_tokens=False)

@@ -3,32 +3,60 @@
 use crate::models::{
     DeltaNetSpec, FeedForward, GateUp, LayerSpec, Linear, Mixer, ModelSpec, QkvProjection, ReadSpec,
 };
+use crate::state::KvType;
 use crate::weights::Weights;
 
 /// Bytes of weights that one token's forward pass reads.
 pub(crate) fn active_bytes(spec: &ModelSpec, weights: &Weights) -> usize {
-    let mut count = Count { weights, bytes: 0 };
-    for layer in &spec.layers {
-        count.layer(layer);
-    }
-    count.read(&spec.output_read);
+    let mut count = Count::layers(spec, weights);
     count.linear(&spec.output);
     count.bytes + weights.rows(spec.embedding).row_bytes()
+}
+
+/// Multiplications by weights that one token's forward pass makes before the head.
+pub(crate) fn layer_products(spec: &ModelSpec, weights: &Weights) -> usize {
+    Count::layers(spec, weights).products
+}
+
+/// Bytes of state that the pass of the token after `cells` others reads: keys and values, of a sparse layer those it may
+/// keep and all pooled keys, and the matrices of delta nets.
+pub(crate) fn state_bytes_read(spec: &ModelSpec, kv: KvType, cells: usize) -> usize {
+    let layer = |layer: &LayerSpec| match &layer.mixer {
+        Mixer::Attention(attention) => {
+            let (read, pooled) = attention.indexer.as_ref().map_or((cells, 0), |indexer| {
+                let kept = indexer.blocks_kept * indexer.block_cells;
+                (cells.min(kept), cells / indexer.block_cells * indexer.head_dim)
+            });
+            (read * 2 * attention.kv_heads * attention.head_dim + pooled) * kv.value_bytes()
+        }
+        Mixer::DeltaNet(delta) => delta.value_heads * delta.key_dim * delta.value_dim * size_of::<f32>(),
+    };
+    spec.layers.iter().map(layer).sum()
 }
 
 struct Count<'a> {
     weights: &'a Weights,
     bytes: usize,
+    products: usize,
 }
 
 impl Count<'_> {
+    /// Everything between the embedding and the head.
+    fn layers<'a>(spec: &ModelSpec, weights: &'a Weights) -> Count<'a> {
+        let mut count = Count { weights, bytes: 0, products: 0 };
+        spec.layers.iter().for_each(|layer| count.layer(layer));
+        count.read(&spec.output_read);
+        count
+    }
+
     fn linear(&mut self, linear: &Linear) {
-        self.bytes += self.weights.held_bytes(linear.weight);
+        self.part(linear, 1, 1);
     }
 
     /// `used` of `experts` stacked matrices.
     fn part(&mut self, linear: &Linear, used: usize, experts: usize) {
         self.bytes += self.weights.held_bytes(linear.weight) / experts * used;
+        self.products += linear.inputs * linear.outputs * used;
     }
 
     fn read(&mut self, read: &ReadSpec) {

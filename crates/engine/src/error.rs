@@ -92,12 +92,14 @@ pub enum LoadError {
 #[derive(Debug, Error, Clone, PartialEq)]
 pub enum StepError {
     /// A value is not finite.
-    #[error("layer {layer}: {value} is not a finite number; the model file may be damaged")]
+    #[error("layer {layer}: {value} is not a finite number{}", culprit(tensor))]
     NotFinite {
         /// Layer index in the file; the number of layers stands for the output.
         layer: usize,
         /// What was computed there.
         value: &'static str,
+        /// A tensor of the layer that holds such a number itself.
+        tensor: Option<String>,
     },
     /// A part of the model file could not be read while it was used.
     #[error("{} could not be read to its end: it was cut or its disk failed; load the model again", path.display())]
@@ -153,4 +155,13 @@ pub enum StateError {
         /// Here.
         wanted: String,
     },
+}
+
+fn culprit(tensor: &Option<String>) -> String {
+    match tensor {
+        Some(name) => {
+            format!("; tensor `{name}` of the model file holds such a number, so the file is damaged")
+        }
+        None => String::new(),
+    }
 }

@@ -23,6 +23,7 @@ pub mod window;
 
 pub use engine::{EndReason, Ended, Engine, EngineConfig, Request, RequestError};
 pub use error::{LoadError, StateError, StepError};
+pub use kernels::Isa;
 pub use model::{LoadOptions, Model};
 pub use sampler::Sampling;
 pub use stage::Stage;

@@ -88,6 +88,17 @@ impl Model {
     pub fn active_bytes(&self) -> usize {
         crate::accounting::active_bytes(&self.spec, &self.weights)
     }
+
+    /// Multiplications by weights that one token's forward pass makes, without those of the head, which a prompt needs
+    /// for its last token only.
+    pub fn layer_products(&self) -> usize {
+        crate::accounting::layer_products(&self.spec, &self.weights)
+    }
+
+    /// Bytes of state that the pass of the token after `cells` others reads.
+    pub fn state_bytes_read(&self, cells: usize) -> usize {
+        crate::accounting::state_bytes_read(&self.spec, self.layout.kv, cells)
+    }
 }
 
 /// Hash over names, types and shapes of all tensors and the file sizes.

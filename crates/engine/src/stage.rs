@@ -7,9 +7,9 @@ use sys::pool::Pool;
 
 use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
 use crate::error::{LoadError, StepError};
-use crate::graph::{Domain, Graph, Tap, TapSource};
+use crate::graph::{Domain, Graph, Node, Tap, TapSource};
 use crate::model::Model;
-use crate::models::FeedForward;
+use crate::models::{FeedForward, TensorId};
 use crate::state::State;
 use crate::window::{Input, Window};
 
@@ -165,11 +165,13 @@ fn run_segments<B: Backend>(
     taps: &mut Option<TapSink<'_>>,
 ) -> Result<(), StepError> {
     for segment in &graph.segments {
-        backend.run_segment(segment, buffers, pass, &mut |node, buffers, pass| {
+        let mut after = |node: &Node, buffers: &Buffers, pass: &Pass<'_>| {
             if let Some(sink) = taps.as_mut() {
                 node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
             }
-        })?;
+        };
+        let result = backend.run_segment(segment, buffers, pass, &mut after);
+        result.map_err(|error| explain(model, error))?;
         if segment.experts_of.is_some() {
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
@@ -188,6 +190,19 @@ fn experts_used_max(model: &Model) -> usize {
         FeedForward::Dense(_) => 0,
     });
     used.max().unwrap_or(0)
+}
+
+/// Adds to an error about a number the tensor that it came from.
+fn explain(model: &Model, error: StepError) -> StepError {
+    if let Some(path) = model.weights.damaged() {
+        return StepError::FileDamaged { path: path.to_owned() };
+    }
+    let StepError::NotFinite { layer, value, .. } = error else { return error };
+    let prefix = if layer < model.spec.layers.len() { format!("blk.{layer}.") } else { "output".to_owned() };
+    let bindings = &model.spec.tensors;
+    let of_layer = (0..bindings.len()).filter(|&i| bindings[i].name.starts_with(&prefix));
+    let tensor = model.weights.find_not_finite(of_layer.map(|i| TensorId(i as u32)));
+    StepError::NotFinite { layer, value, tensor: tensor.map(|id| bindings[id.0 as usize].name.clone()) }
 }
 
 /// Tokens come from outside; the shape of a window is our own.

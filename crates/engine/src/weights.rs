@@ -17,6 +17,9 @@ pub struct Weights {
     held: Vec<Held>,
 }
 
+/// Larger tensors are not searched for the number that spoilt a pass.
+const SEARCHED_BYTES_MAX: usize = 256 << 20;
+
 enum Held {
     Rows { map: usize, range: Range<usize>, dtype: TensorType, row_values: usize },
     Vector(AlignedBuf<f32>),
@@ -76,6 +79,25 @@ impl Weights {
             Held::Rows { range, .. } => range.len(),
             Held::Vector(values) => values.len() * 4,
         }
+    }
+
+    /// The first tensor among `candidates` that holds a number that is not finite.
+    ///
+    /// Looks at no tensor of more than [`SEARCHED_BYTES_MAX`]: this runs while requests wait.
+    pub(crate) fn find_not_finite(&self, candidates: impl Iterator<Item = TensorId>) -> Option<TensorId> {
+        let mut values = Vec::new();
+        candidates.into_iter().find(|&id| match &self.held[id.0 as usize] {
+            Held::Vector(values) => values.iter().any(|v| !v.is_finite()),
+            Held::Rows { range, row_values, .. } => {
+                let rows = self.rows(id);
+                values.resize(*row_values, 0.0);
+                range.len() <= SEARCHED_BYTES_MAX
+                    && (0..rows.rows()).any(|row| {
+                        quant::dequantize_row(rows.dtype, rows.row(row), &mut values).is_ok()
+                            && values.iter().any(|v| !v.is_finite())
+                    })
+            }
+        })
     }
 
     /// A file of which a part could not be read since it was mapped.

@@ -148,7 +148,7 @@ fn values(lie: &mut Lie) {
     );
     lie("no nested arrays", with_key(9, &array(9, 0, &[])), &["metadata key \"k\"", "array of arrays"]);
     lie("bool of 2", with_key(7, &[2]), &["metadata key \"k\" is a bool", "byte there is 2"]);
-    lie("item bool of 255", with_key(9, &array(7, 3, &[0, 1, 255])), &["is a bool", "byte there is 255"]);
+    lie("item bool of 2", with_key(9, &array(7, 3, &[0, 1, 2])), &["is a bool", "byte there is 2"]);
     let key = |key: &[u8]| RawKey { key: key.to_vec(), type_id: 4, value: vec![0; 4] };
     lie("empty key", Writer::new().add_raw_key(key(b"")).to_bytes(), &["empty metadata key (number 0)"]);
     let odd = Writer::new().add_raw_key(key(b"k\xff")).to_bytes();
@@ -335,6 +335,8 @@ fn lies_are_refused_in_little_memory() {
         .args(["--exact", "in_little_memory", "--ignored", "--test-threads=1"])
         // An arena for each thread would reserve more address space than the limit.
         .env("MALLOC_ARENA_MAX", "1")
+        // Making a backtrace takes memory under a lock; where there is none, it would wait instead of failing.
+        .env("RUST_BACKTRACE", "0")
         .output()
         .expect("sh runs");
     let text =
@@ -352,11 +354,16 @@ fn in_little_memory() {
         drop(bytes);
         assert!(ModelFile::open(&path).is_err(), "{what}");
     }
+    long_headers_are_refused();
 }
 
 /// A large file does not justify a large allocation for a header of a few bytes.
 #[test]
 fn a_header_longer_than_any_is_refused() {
+    long_headers_are_refused();
+}
+
+fn long_headers_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("sparse.gguf");
     for (type_id, value) in [

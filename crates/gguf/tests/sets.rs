@@ -190,11 +190,12 @@ fn joined_shards_are_told_apart() {
         std::fs::write(&path, &joined).expect("written");
         refused(&path, advice);
     }
-    // The last two, and without the padding between them.
-    let unpadded = data_end(&open(&paths[0]), 1) as usize;
-    let mut joined = std::fs::read(&paths[1]).expect("read");
-    joined.truncate(unpadded);
-    joined.extend(std::fs::read(&paths[2]).expect("read"));
+    // Others than the first, and without the padding between them.
+    let unpadded = data_end(&open(&paths[0]), 2);
+    assert_ne!(unpadded, len(&paths[2]), "there is padding");
+    let mut joined = std::fs::read(&paths[2]).expect("read");
+    joined.truncate(unpadded as usize);
+    joined.extend(std::fs::read(&paths[1]).expect("read"));
     let path = folder.path().join("tail.gguf");
     std::fs::write(&path, &joined).expect("written");
     refused(&path, advice);
@@ -211,6 +212,14 @@ fn the_total_of_tensors_is_checked() {
         &paths[0],
         &["tiny-00001-of-00003.gguf: the model should have 3 tensors in its 3 parts, but they hold 4"],
     );
+
+    let mut none = Writer::new();
+    none.set("split.no", 2u16)
+        .set("split.count", 3u16)
+        .set("split.tensors.count", 3i32)
+        .write(&paths[2])
+        .expect("written");
+    refused(&paths[0], &["the model should have 3 tensors in its 3 parts, but they hold 2"]);
 
     other.set("split.tensors.count", 4i32).write(&paths[2]).expect("written");
     refused(
@@ -283,6 +292,8 @@ fn a_folder_is_one_model() {
     refused(empty.path(), &["holds no model file", "mmproj-F16.gguf, which only goes with a model"]);
     writer().write(&empty.path().join("whole.gguf")).expect("written");
     assert_eq!(open(empty.path()).tensors.len(), 3);
+    writer().write(&empty.path().join("another.gguf")).expect("written");
+    refused(empty.path(), &["holds several models: another.gguf, whole.gguf; name one"]);
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub mod math;
 pub mod quant;
 pub mod scalar;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -112,11 +112,12 @@ impl Cells<'_> {
     }
 }
 
-type MatmulFloat = fn(&WeightRows<'_>, &[f32], &[u32], &mut Tile<'_>);
-type MatmulInt8 = fn(&WeightRows<'_>, &Int8Rows<'_>, &[u32], &mut Tile<'_>);
+pub(crate) type MatmulFloat = fn(&WeightRows<'_>, &[f32], &[u32], &mut Tile<'_>);
+pub(crate) type MatmulInt8 = fn(&WeightRows<'_>, &Int8Rows<'_>, &[u32], &mut Tile<'_>);
 type DeltaQuery<'a> = Option<(&'a [f32], f32, &'a mut [f32])>;
 
 /// One function per operation. `matmul_*` answer with the function for a tensor type.
+#[expect(clippy::type_complexity, reason = "each type is written once and names an operation's arguments")]
 pub(crate) struct Functions {
     pub matmul_float: fn(TensorType) -> MatmulFloat,
     pub matmul_int8: fn(TensorType) -> MatmulInt8,

@@ -1,5 +1,44 @@
-//! The program.
+//! The program: what it is asked, and what it says.
+//!
+//! Only this crate reads the command line, the standard streams and the environment.
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod bench;
+mod error;
+mod logits;
+mod output;
+mod perplexity;
+mod prepare;
+mod run;
+mod tokenize;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Args, Command};
+use clap::Parser;
+use error::Error;
+
+fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string().replace('\n', " ");
+        output::note(format_args!("error: this is a defect of strata, please report it: {text}"));
+    }));
+    let result = match Args::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Logits(args) => logits::logits(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
+    };
+    match result {
+        Ok(()) | Err(Error::ReaderGone) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(format_args!("error: {error}"));
+            let _ = std::io::stderr().flush();
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -238,6 +238,11 @@ impl Tokenizer {
         self.bos
     }
 
+    /// Whether a prompt begins with the BOS token.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos
+    }
+
     /// The token that ends a text, if the file names one.
     pub fn eos(&self) -> Option<u32> {
         self.eos

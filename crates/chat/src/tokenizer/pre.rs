@@ -102,9 +102,7 @@ impl Pattern {
             Pattern::Gpt2 => cut(text, gpt2_word, &mut word),
             Pattern::SmolLm => {
                 let mut rest = text;
-                // `char::is_numeric` and not `Class::Number`: the reference, a `Digits` step, asks the same function,
-                // whose Unicode is a version ahead of the regular expressions'.
-                while let Some((at, digit)) = rest.char_indices().find(|(_, c)| c.is_numeric()) {
+                while let Some((at, digit)) = rest.char_indices().find(|&(_, c)| is_digit(c)) {
                     let end = at + digit.len_utf8();
                     cut(&rest[..at], gpt2_word, &mut word);
                     word(&rest[at..end]);
@@ -145,6 +143,12 @@ fn gpt2_word(text: &str) -> usize {
             Class::Letter | Class::Number => run(&text[blank..], |class| class == kind),
             _ => run(&text[blank..], |class| matches!(class, Class::Mark | Class::Other)),
         }
+}
+
+/// Whether [`Pattern::SmolLm`] isolates `c`: the numbers of Unicode 17. The reference does this in a step of its own, whose
+/// Unicode is a version ahead of the regular expressions'.
+pub(super) fn is_digit(c: char) -> bool {
+    Class::of(c) == Class::Number || matches!(c, '\u{11de0}'..='\u{11de9}' | '\u{16ff4}'..='\u{16ff6}')
 }
 
 /// Length of the first word of `text`, which is not empty, by [`Pattern::Words`].

@@ -1,9 +1,130 @@
 //! Kernels for x86-64.
+//!
+//! Algorithms are written once over [`simd::Simd`] and instantiated for each instruction set inside functions that
+//! enable its features; [`functions`] makes the tables.
 
-use crate::table::{Functions, SCALAR};
+mod attention;
+mod avx2;
+mod avx512;
+mod elementwise;
+mod few_rows;
+mod matmul_float;
+mod matmul_int8;
+mod packed;
+mod panel;
+mod recurrent;
+mod reduce;
+mod simd;
 
-/// AVX2 with FMA and F16C.
-pub(crate) static AVX2: Functions = Functions { ..SCALAR };
+use gguf::TensorType;
 
-/// AVX-512 F, BW, VL, DQ with VNNI.
-pub(crate) static AVX512: Functions = Functions { ..SCALAR };
+use crate::quant::{self, Format, FormatVisitor};
+use crate::table::{Cells, Functions, Int8Rows, MatmulInt8, WeightRows};
+use crate::tile::Tile;
+use avx2::Avx2;
+use avx512::Avx512;
+use packed::Packed;
+
+/// A safe function that runs a generic one with the features of an instruction set.
+macro_rules! enabled {
+    ($isa:ident, $features:tt, $(<$format:ident: $bound:ident>,)? $run:path,
+     ($($arg:ident: $type:ty),*) $(-> $out:ty)?) => {{
+        #[target_feature(enable = $features)]
+        fn enabled$(<$format: $bound>)?($($arg: $type),*) $(-> $out)? {
+            // SAFETY: this function runs only where the CPU has the features.
+            let s = unsafe { $isa::assume() };
+            $run(s, $($arg),*)
+        }
+        |$($arg: $type),*| {
+            // SAFETY: the table is reached only through a `Kernels`, which exists only where the CPU has the features.
+            unsafe { enabled$(::<$format>)?($($arg),*) }
+        }
+    }};
+}
+
+macro_rules! functions {
+    ($table:ident, $module:ident, $isa:ident, $features:tt) => {
+        mod $module {
+            use super::*;
+
+            struct Choose;
+
+            impl FormatVisitor for Choose {
+                type Output = MatmulInt8;
+
+                fn visit<F: Format>(self) -> MatmulInt8 {
+                    enabled!($isa, $features, <F: Format>, matmul_int8::decoded::<$isa, F>,
+                        (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
+                }
+            }
+
+            fn packed<F: Packed>() -> MatmulInt8 {
+                enabled!($isa, $features, <F: Packed>, matmul_int8::packed::<$isa, F>,
+                    (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
+            }
+
+    pub(crate) static $table: Functions = Functions {
+        matmul_float: |dtype| {
+            matmul_float::choose(
+                dtype,
+                enabled!($isa, $features, matmul_float::matmul_float::<$isa, matmul_float::F32>,
+                                    (w: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut Tile<'_>)),
+                        enabled!($isa, $features, matmul_float::matmul_float::<$isa, matmul_float::F16>,
+                                    (w: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut Tile<'_>)),
+                        enabled!($isa, $features, matmul_float::matmul_float::<$isa, matmul_float::Bf16>,
+                                    (w: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut Tile<'_>)),
+            )
+        },
+        matmul_int8: |dtype: TensorType| match dtype {
+                    TensorType::Q4_0 => packed::<quant::Q4_0>(),
+                    TensorType::Q4_1 => packed::<quant::Q4_1>(),
+                    TensorType::Q8_0 => packed::<quant::Q8_0>(),
+                    TensorType::Q6_K => packed::<quant::Q6K>(),
+                    _ => quant::with_format(dtype, Choose).unwrap_or_else(|error| panic!("{error}")),
+                },
+                quantize_row: enabled!($isa, $features, elementwise::quantize_row,
+                    (x: &[f32], q: &mut [i8], d: &mut [f32], sum16: &mut [i16])),
+        dot: enabled!($isa, $features, reduce::dot, (a: &[f32], b: &[f32]) -> f32),
+        rms_norm: enabled!($isa, $features, reduce::rms_norm,
+                    (x: &[f32], gamma: Option<&[f32]>, eps: f32, out: &mut [f32])),
+        l2_norm: enabled!($isa, $features, reduce::l2_norm, (x: &mut [f32], eps: f32)),
+        add: enabled!($isa, $features, elementwise::add, (y: &mut [f32], x: &[f32])),
+        add_scaled: enabled!($isa, $features, elementwise::add_scaled,
+                    (y: &mut [f32], scale: f32, x: &[f32])),
+        silu: enabled!($isa, $features, elementwise::silu, (x: &mut [f32])),
+        sigmoid: enabled!($isa, $features, elementwise::sigmoid, (x: &mut [f32])),
+        silu_multiply: enabled!($isa, $features, elementwise::silu_multiply,
+                    (gate: &mut [f32], up: &[f32])),
+        multiply_sigmoid: enabled!($isa, $features, elementwise::multiply_sigmoid,
+                    (x: &mut [f32], gate: &[f32])),
+        multiply_silu: enabled!($isa, $features, elementwise::multiply_silu,
+                    (x: &mut [f32], gate: &[f32])),
+        mix_streams: enabled!($isa, $features, elementwise::mix_streams,
+                    (gate: &[f32], x: &[f32], out: &mut [f32])),
+        apply_rope_halves: enabled!($isa, $features, elementwise::apply_rope_halves,
+                    (x: &mut [f32], cos: &[f32], sin: &[f32])),
+        apply_rope_adjacent: enabled!($isa, $features, elementwise::apply_rope_adjacent,
+                    (x: &mut [f32], cos: &[f32], sin: &[f32])),
+        score_keys: enabled!($isa, $features, attention::score_keys,
+                    (q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32])),
+        softmax_partition: enabled!($isa, $features, attention::softmax_partition,
+                    (scores: &mut [f32]) -> (f32, f32)),
+        accumulate_values: enabled!($isa, $features, attention::accumulate_values,
+                    (weights: &[f32], values: Cells<'_>, sum: &mut [f32])),
+        merge_partition: enabled!($isa, $features, attention::merge_partition,
+                    (running: (f32, f32), values: &mut [f32], later: (f32, f32), later_values: &[f32])
+                        -> (f32, f32)),
+        convolve: enabled!($isa, $features, recurrent::convolve,
+                            (taps: &[&[f32]], weights: &[f32], out: &mut [f32])),
+                delta_step: enabled!($isa, $features, recurrent::delta_step,
+                            (state: &mut [f32], k: &[f32], v: &[f32], decay: f32, beta: f32,
+                                query: Option<(&[f32], f32, &mut [f32])>)),
+                narrow_f16: enabled!($isa, $features, elementwise::narrow_f16, (x: &[f32], out: &mut [u16])),
+            };
+        }
+        pub(crate) use $module::$table;
+    };
+}
+
+functions!(AVX2, table_avx2, Avx2, "avx2,fma,f16c");
+functions!(AVX512, table_avx512, Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");

@@ -111,9 +111,9 @@ impl Backend for Cpu {
             Op::NgramRows { out, spec } => self.ngram_rows(buffers, pass, *out, spec),
             Op::Route { layer, logits, experts } => {
                 let logits = buffers.float(*logits);
-                pass.routing
-                    .choose(logits, experts.experts, experts.used, experts.weight_scale)
-                    .map_err(|_| StepError::NotFinite { layer: *layer, value: "a router logit" })?;
+                pass.routing.choose(logits, experts.experts, experts.used, experts.weight_scale).map_err(
+                    |_| StepError::NotFinite { layer: *layer, value: "a router logit", tensor: None },
+                )?;
             }
             Op::TakeOutputs { x, out } => {
                 self.write_rows(buffers, *out, |b, row, out| {
@@ -125,7 +125,7 @@ impl Backend for Cpu {
                 // One pass without branches: 0 x is NaN exactly when x is not finite.
                 let finite = buffers.float(*x).iter().fold(0.0f32, |sum, x| sum + x * 0.0) == 0.0;
                 if !finite {
-                    return Err(StepError::NotFinite { layer: *layer, value });
+                    return Err(StepError::NotFinite { layer: *layer, value, tensor: None });
                 }
             }
             op => self.row_operation(buffers, pass, op),

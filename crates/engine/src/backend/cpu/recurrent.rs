@@ -257,3 +257,48 @@ fn inputs(
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{Linear, TensorId};
+
+    /// The hash with the real model's constants: any slip in 64-bit arithmetic shows here and in no tiny model.
+    #[test]
+    fn table_rows_of_the_real_model_equal_the_oracle() {
+        let real = oracle::json("ple_real.json");
+        let numbers = |value: &serde_json::Value| -> Vec<u64> {
+            value.as_array().expect("an array").iter().map(|n| n.as_u64().expect("a number")).collect()
+        };
+        let none = TensorId(0);
+        let linear = Linear { weight: none, bias: None, scale: None, inputs: 1, outputs: 1 };
+        let spec = NgramSpec {
+            table: none,
+            row_width: 160,
+            ngram: 3,
+            heads_per_ngram: 8,
+            multipliers: numbers(&real["multipliers"]),
+            head_sizes: numbers(&real["head_vocab_sizes"]),
+            head_offsets: numbers(&real["head_offsets"]),
+            reset_token: real["eos"].as_u64().expect("an id") as u32,
+            image_token: 248_056,
+            key: linear,
+            value: linear,
+            norm_key: none,
+            norm_query: none,
+            norm_convolution: none,
+            convolution: none,
+            taps: 4,
+            dilation: 3,
+        };
+        let mut history = vec![spec.reset_token; 2];
+        for (token, wanted) in
+            numbers(&real["tokens"]).into_iter().zip(real["rows"].as_array().expect("rows"))
+        {
+            let mut rows = Vec::new();
+            hash_row(&spec, token as u32, &history, &mut rows);
+            assert_eq!(rows, numbers(wanted), "token {token} after {history:?}");
+            history = vec![history[1], token as u32];
+        }
+    }
+}

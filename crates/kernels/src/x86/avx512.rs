@@ -1,0 +1,289 @@
+//! AVX-512 with VNNI: sixteen lanes are one register.
+
+use core::arch::x86_64::*;
+
+use super::simd::Simd;
+
+/// Exists only where the CPU has AVX2, FMA, F16C and AVX-512 F, BW, VL, DQ, VNNI.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    ///
+    /// The CPU has the features named above.
+    #[inline(always)]
+    pub(super) unsafe fn assume() -> Avx512 {
+        Avx512(())
+    }
+}
+
+macro_rules! operations {
+    ($(fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
+        #[inline(always)]
+        fn $name($self $(, $arg: $type)*) -> $out {
+            // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
+            // loads and stores take, masks cover as many as the slices hold.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+
+/// The first n of sixteen lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    debug_assert!(n < 16);
+    ((1u32 << n) - 1) as __mmask16
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+    const WIDE: bool = true;
+    // VPDPBUSD multiplies unsigned by signed bytes, so signed codes are stored plus 128.
+    const SIGNED_BIAS: i32 = 128;
+
+    operations! {
+        fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn load(self, x: &[f32; 16]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
+        fn store(self, x: __m512, out: &mut [f32; 16]) -> () { _mm512_storeu_ps(out.as_mut_ptr(), x) }
+        fn load_first(self, x: &[f32]) -> __m512 { _mm512_maskz_loadu_ps(first(x.len()), x.as_ptr()) }
+        fn store_first(self, x: __m512, out: &mut [f32]) -> () {
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), first(out.len()), x)
+        }
+        fn load_f16(self, x: &[u16; 16]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+        fn load_f16_first(self, x: &[u16]) -> __m512 {
+            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(x.len()), x.as_ptr().cast()))
+        }
+        fn store_f16(self, x: __m512, out: &mut [u16; 16]) -> () {
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))
+        }
+        fn load_f32_bytes(self, x: &[u8; 64]) -> __m512 { _mm512_loadu_ps(x.as_ptr().cast()) }
+        fn load_f16_bytes(self, x: &[u8; 32]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+        fn load_bf16_bytes(self, x: &[u8; 32]) -> __m512 {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+
+        fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn fma_first(self, n: usize, a: __m512, b: __m512, c: __m512) -> __m512 {
+            _mm512_mask3_fmadd_ps(a, b, c, first(n))
+        }
+        fn add_first(self, n: usize, a: __m512, b: __m512) -> __m512 { _mm512_mask_add_ps(a, first(n), a, b) }
+        fn max(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn min(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        fn negate(self, x: __m512) -> __m512 { _mm512_xor_ps(x, _mm512_set1_ps(-0.0)) }
+        fn keep_nan(self, x: __m512, y: __m512) -> __m512 {
+            _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), x)
+        }
+        fn rotate_pairs(self, x: __m512, cos: &[f32; 8], sin: &[f32; 8]) -> __m512 {
+            let twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+            let cos = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cos.as_ptr())));
+            let sin = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(sin.as_ptr())));
+            let straight = _mm512_mul_ps(x, cos);
+            let crossed = _mm512_mul_ps(_mm512_permute_ps::<0b10_11_00_01>(x), sin);
+            _mm512_mask_sub_ps(_mm512_add_ps(straight, crossed), 0x5555, straight, crossed)
+        }
+        fn sum(self, x: __m512) -> f32 {
+            let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+        fn sum_each(self, x: &[__m512; 16]) -> __m512 { sum_each(x) }
+        fn max_lane(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
+
+        fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        fn load_i(self, x: &[i32; 16]) -> __m512i { _mm512_loadu_epi32(x.as_ptr()) }
+        fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn sub_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        fn mul_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_mullo_epi32(a, b) }
+        fn max_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+        fn halve_i(self, x: __m512i) -> __m512i { _mm512_srai_epi32::<1>(x) }
+        fn to_i(self, x: __m512) -> __m512i { _mm512_cvtps_epi32(x) }
+        fn to_f(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
+        fn power_of_two(self, x: __m512i) -> __m512 {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(x, _mm512_set1_epi32(127))))
+        }
+        fn magnitude_bits(self, x: __m512) -> __m512i {
+            _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fff_ffff))
+        }
+        fn max_lane_i(self, x: __m512i) -> i32 { _mm512_reduce_max_epi32(x) }
+        fn sum_lanes_i(self, x: __m512i) -> i32 { _mm512_reduce_add_epi32(x) }
+        fn store_i8(self, x: __m512i, out: &mut [i8; 16]) -> () {
+            _mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(x))
+        }
+
+        fn interleave(self, signed: bool, rows: [&[u8; 64]; 16], out: &mut [[u8; 64]; 16]) -> () {
+            let bias = _mm512_set1_epi8(if signed { -128 } else { 0 });
+            let mut columns = [_mm512_setzero_si512(); 16];
+            for i in 0..16 {
+                columns[i] = _mm512_xor_si512(_mm512_loadu_si512(rows[i].as_ptr().cast()), bias);
+            }
+            transpose(&mut columns);
+            for j in 0..16 {
+                _mm512_storeu_si512(out[j].as_mut_ptr().cast(), columns[j]);
+            }
+        }
+        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[i8; 16]) -> __m512i {
+            let mut acc = acc;
+            for j in 0..4 {
+                let four = activations.as_ptr().cast::<i32>().add(j).read_unaligned();
+                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(four));
+            }
+            acc
+        }
+
+        fn transpose(self, x: &mut [__m512; 16]) -> () {
+            let mut bits = [_mm512_setzero_si512(); 16];
+            for i in 0..16 {
+                bits[i] = _mm512_castps_si512(x[i]);
+            }
+            transpose(&mut bits);
+            for i in 0..16 {
+                x[i] = _mm512_castsi512_ps(bits[i]);
+            }
+        }
+        fn load_i8(self, x: &[i8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
+
+        fn prefetch(self, at: *const u8) -> () {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        }
+        fn zero_b(self) -> __m512i { _mm512_setzero_si512() }
+        fn load_b(self, x: &[u8; 64]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
+        fn store_b(self, x: __m512i, out: &mut [u8; 64]) -> () { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
+        fn gather_b(self, x: [&[u8; 16]; 4]) -> __m512i {
+            let out = _mm512_castsi128_si512(_mm_loadu_si128(x[0].as_ptr().cast()));
+            let out = _mm512_inserti32x4::<1>(out, _mm_loadu_si128(x[1].as_ptr().cast()));
+            let out = _mm512_inserti32x4::<2>(out, _mm_loadu_si128(x[2].as_ptr().cast()));
+            _mm512_inserti32x4::<3>(out, _mm_loadu_si128(x[3].as_ptr().cast()))
+        }
+        fn nibbles(self, x: __m512i) -> [__m512i; 2] {
+            let low_bits = _mm512_set1_epi8(15);
+            [_mm512_and_si512(x, low_bits), _mm512_and_si512(_mm512_srli_epi16::<4>(x), low_bits)]
+        }
+        fn with_high_bits(self, x: __m512i, high: &[u8; 32], shift: i32) -> __m512i {
+            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));
+            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
+            let high = if shift == 0 {
+                _mm512_sllv_epi16(high, _mm512_inserti64x4::<1>(_mm512_set1_epi16(4), _mm256_set1_epi16(2)))
+            } else {
+                _mm512_srlv_epi16(high, _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(2)))
+            };
+            _mm512_or_si512(x, _mm512_and_si512(high, _mm512_set1_epi8(0x30)))
+        }
+        fn signed_b(self, x: __m512i) -> __m512i { _mm512_xor_si512(x, _mm512_set1_epi8(-128)) }
+        fn dot_bytes(self, _signed: bool, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
+            _mm512_dpbusd_epi32(acc, codes, activations)
+        }
+        fn sum_quads(self, x: [__m512i; 4]) -> __m512i {
+            let mut pairs = [_mm512_setzero_si512(); 2];
+            for i in 0..2 {
+                let (u, v) = (x[2 * i], x[2 * i + 1]);
+                pairs[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(u, v), _mm512_unpackhi_epi64(u, v));
+            }
+            let (u, v) = (_mm512_castsi512_ps(pairs[0]), _mm512_castsi512_ps(pairs[1]));
+            // Lane 4 q + i is the sum of quarter q of x[i].
+            let sums = _mm512_add_epi32(
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(u, v)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(u, v)),
+            );
+            _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums)
+        }
+        fn sum_pairs(self, x: __m512i, y: __m512i) -> __m512i {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            _mm512_add_epi32(_mm512_permutex2var_epi32(x, even, y), _mm512_permutex2var_epi32(x, odd, y))
+        }
+    }
+}
+
+/// Transposes a matrix of 16 x 16 i32.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+pub(super) unsafe fn transpose(m: &mut [__m512i; 16]) {
+    // SAFETY: AVX-512 F, as the caller promises.
+    unsafe {
+        // Within each 128-bit quarter of four rows: 4 x 4.
+        for i in (0..16).step_by(4) {
+            let (ab_low, ab_high) =
+                (_mm512_unpacklo_epi32(m[i], m[i + 1]), _mm512_unpackhi_epi32(m[i], m[i + 1]));
+            let (cd_low, cd_high) =
+                (_mm512_unpacklo_epi32(m[i + 2], m[i + 3]), _mm512_unpackhi_epi32(m[i + 2], m[i + 3]));
+            m[i] = _mm512_unpacklo_epi64(ab_low, cd_low);
+            m[i + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+            m[i + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+            m[i + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+        }
+        // Then the quarters: register 4 r + j holds in quarter q column 4 q + j of rows 4 r .. 4 r + 4.
+        for j in 0..4 {
+            let (a, b, c, d) = (m[j], m[4 + j], m[8 + j], m[12 + j]);
+            let (ab02, ab13) =
+                (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
+            let (cd02, cd13) =
+                (_mm512_shuffle_i32x4::<0b10_00_10_00>(c, d), _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d));
+            m[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab02, cd02);
+            m[4 + j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab13, cd13);
+            m[8 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab02, cd02);
+            m[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab13, cd13);
+        }
+    }
+}
+
+/// See [`Simd::sum_each`]: halves the lanes of two vectors at a time, so that every addition fills a register.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn sum_each(x: &[__m512; 16]) -> __m512 {
+    // SAFETY: AVX-512 F, as the caller promises.
+    unsafe {
+        // Quarter q of a[i] belongs to x[8 (q / 2) + i]: its lanes 4 (q % 2) .. after adding l + 8.
+        let mut a = [_mm512_setzero_ps(); 8];
+        for i in 0..8 {
+            let (u, v) = (x[i], x[8 + i]);
+            a[i] = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(u, v),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(u, v),
+            );
+        }
+        // Quarter q of b[i] belongs to x[4 q' + i] with q' = 0, 2, 1, 3: four lanes, after adding l + 4.
+        let mut b = [_mm512_setzero_ps(); 4];
+        for i in 0..4 {
+            let (u, v) = (a[i], a[4 + i]);
+            b[i] = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(u, v),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(u, v),
+            );
+        }
+        // Pairs of lanes of x[i] and x[i + 1], after adding l + 2; then l + 1.
+        let (u, v) = (sum_halves(b[0], b[1]), sum_halves(b[2], b[3]));
+        let sums =
+            _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(u, v), _mm512_shuffle_ps::<0b11_01_11_01>(u, v));
+        // Quarters 0, 1, 2, 3 hold x[0..4], x[8..12], x[4..8], x[12..16].
+        _mm512_shuffle_f32x4::<0b11_01_10_00>(sums, sums)
+    }
+}
+
+/// In each quarter: lanes `l` and `l + 2` of u added, then those of v.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn sum_halves(u: __m512, v: __m512) -> __m512 {
+    // SAFETY: AVX-512 F, as the caller promises.
+    unsafe {
+        let (u, v) = (_mm512_castps_pd(u), _mm512_castps_pd(v));
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(u, v)), _mm512_castpd_ps(_mm512_unpackhi_pd(u, v)))
+    }
+}

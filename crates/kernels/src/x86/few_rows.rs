@@ -1,0 +1,182 @@
+//! Products with few activation rows: bound by the bytes of the weights, read as they lie, once.
+//!
+//! For sixteen weight rows at a time: the terms of a chain with its groups as lanes, then a transposition, after which
+//! lanes are weight rows and the terms are added in ascending order.
+
+use super::matmul_int8::{CHAIN_GROUPS, LANES, bias};
+use super::packed::{Packed, chain_bytes, chain_scales};
+use super::simd::Simd;
+use crate::GROUP_VALUES;
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
+
+/// Activation rows up to which this is faster than a panel.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// One chain of an activation row. Groups beyond the end are zeros.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Chain {
+    /// Codes in the order of [`Packed::codes`].
+    q: [[u8; 64]; 8],
+    d: [f32; CHAIN_GROUPS],
+    /// Sums of the codes of each group, as floats.
+    sums: [f32; CHAIN_GROUPS],
+    /// What to take from the sums of products: per group in quads, else per 16 values.
+    bias: [[i32; 16]; 2],
+}
+
+impl Chain {
+    const ZERO: Chain = Chain { q: [[0; 64]; 8], d: [0.0; 16], sums: [0.0; 16], bias: [[0; 16]; 2] };
+
+    /// Groups `first .. first + count` of a row.
+    #[inline(always)]
+    fn set<S: Simd, F: Packed>(&mut self, x: &Int8Rows<'_>, row: usize, first: usize, count: usize) {
+        let bias = bias::<S, F>();
+        let at = row * (x.k / GROUP_VALUES) + first;
+        let (q, sum16) = (&x.q.as_chunks::<16>().0[2 * at..], &x.sum16.as_chunks::<2>().0[at..]);
+        self.d[..count].copy_from_slice(&x.d[at..at + count]);
+        for g in 0..count {
+            for h in 0..2 {
+                let (vector, quarter) =
+                    if F::QUADS { (g / 4 * 2 + h, g % 4) } else { (g / 2, 2 * (g % 2) + h) };
+                self.q[vector][16 * quarter..16 * quarter + 16]
+                    .copy_from_slice(&q[2 * g + h].map(|q| q as u8));
+                if !F::QUADS {
+                    self.bias[g / 8][2 * (g % 8) + h] = bias * i32::from(sum16[g][h]);
+                }
+            }
+            let sum = i32::from(sum16[g][0]) + i32::from(sum16[g][1]);
+            self.sums[g] = sum as f32;
+            if F::QUADS {
+                self.bias[0][g] = bias * sum;
+            }
+        }
+    }
+}
+
+/// Up to [`FEW_ROWS`] activation rows; see [`crate::scalar::matmul_int8`].
+#[inline(always)]
+pub(super) fn matmul<S: Simd, F: Packed>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
+    let groups = x.k / GROUP_VALUES;
+    let mut chains = [Chain::ZERO; FEW_ROWS];
+    let mut terms = [[s.splat(0.0); LANES]; FEW_ROWS];
+    for c in (0..out.columns()).step_by(LANES) {
+        let weights = weights.slice(c, LANES.min(out.columns() - c));
+        for first in (0..groups).step_by(CHAIN_GROUPS) {
+            let count = CHAIN_GROUPS.min(groups - first);
+            let chains = &mut chains[..rows.len()];
+            for (chain, &row) in chains.iter_mut().zip(rows) {
+                chain.set::<S, F>(x, row as usize, first, count);
+            }
+            // The usual case with its bounds known.
+            if count == CHAIN_GROUPS {
+                set_terms::<S, F>(s, &weights, first, CHAIN_GROUPS, chains, &mut terms);
+            } else {
+                set_terms::<S, F>(s, &weights, first, count, chains, &mut terms);
+            }
+            for r in 0..rows.len() {
+                s.transpose(&mut terms[r]);
+                let mut acc = s.splat(0.0);
+                for g in 0..count {
+                    acc = s.add(acc, terms[r][g]);
+                }
+                let out = &mut out.row(r)[c..c + weights.rows()];
+                add_chain(s, first == 0, acc, out);
+            }
+        }
+    }
+}
+
+/// Adds the sums of a chain to outputs, to zeros if it is the first.
+#[inline(always)]
+pub(super) fn add_chain<S: Simd>(s: S, first: bool, sums: S::F, out: &mut [f32]) {
+    if first {
+        out.fill(0.0);
+    }
+    if let Ok(out) = <&mut [f32; LANES]>::try_from(&mut *out) {
+        s.store(s.add(s.load(out), sums), out);
+    } else {
+        s.store_first(s.add(s.load_first(out), sums), out);
+    }
+}
+
+/// `terms[r][lane]`: the terms of a chain of weight row `lane` with activation row r, one per group.
+#[inline(always)]
+fn set_terms<S: Simd, F: Packed>(
+    s: S,
+    weights: &WeightRows<'_>,
+    first: usize,
+    count: usize,
+    chains: &[Chain],
+    terms: &mut [[S::F; LANES]; FEW_ROWS],
+) {
+    // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
+    let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
+    for lane in 0..weights.rows() {
+        chain_scales::<F>(
+            chain_bytes::<F>(weights.row(lane), first, count),
+            count,
+            &mut d[lane],
+            &mut min[lane],
+        );
+    }
+    for lane in 0..weights.rows() {
+        let bytes = chain_bytes::<F>(weights.row(lane), first, count);
+        // Sixteen rows at a time are too many streams for the processor to foresee.
+        let next = bytes.as_ptr().wrapping_add(LANES * weights.row_bytes());
+        for line in (0..bytes.len()).step_by(64) {
+            s.prefetch(next.wrapping_add(line));
+        }
+        let codes = F::codes(s, bytes, count);
+        let d = s.load_f16(&d[lane]);
+        let scales = if F::QUADS {
+            [s.splat_i(0); 2]
+        } else {
+            // The last block stands in for one that is missing.
+            let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
+            [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
+        };
+        for (chain, terms) in chains.iter().zip(terms.iter_mut()) {
+            let isum = integer_sums::<S, F>(s, &codes, &scales, chain);
+            let d_a = s.load(&chain.d);
+            let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
+            if F::HAS_MIN {
+                let min = s.mul(s.load_f16(&min[lane]), d_a);
+                t = s.add(t, s.mul(s.load(&chain.sums), min));
+            }
+            terms[lane] = t;
+        }
+    }
+}
+
+/// The integer sums of the sixteen groups of a chain.
+#[inline(always)]
+fn integer_sums<S: Simd, F: Packed>(s: S, codes: &[S::B; 8], scales: &[S::I; 2], chain: &Chain) -> S::I {
+    let zero = s.splat_i(0);
+    if F::QUADS {
+        let mut sums = [zero; 4];
+        for i in 0..4 {
+            let first = s.dot_bytes(F::SIGNED, zero, codes[2 * i], s.load_b(&chain.q[2 * i]));
+            sums[i] = s.dot_bytes(F::SIGNED, first, codes[2 * i + 1], s.load_b(&chain.q[2 * i + 1]));
+        }
+        return s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[0]));
+    }
+    let mut scaled = [zero; 2];
+    for half in 0..2 {
+        let mut sums = [zero; 4];
+        for i in 0..4 {
+            sums[i] = s.dot_bytes(F::SIGNED, zero, codes[4 * half + i], s.load_b(&chain.q[4 * half + i]));
+        }
+        let sums = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[half]));
+        scaled[half] = s.mul_i(sums, scales[half]);
+    }
+    s.sum_pairs(scaled[0], scaled[1])
+}

@@ -1,0 +1,100 @@
+//! Quantised weights against int8 activations: how blocks are seen, and the choice of an algorithm.
+//!
+//! The sum of an output runs serially over its groups, so the float part wants lanes that are different outputs. For many
+//! activation rows a [`super::panel`] of decoded, interleaved weight rows gives that at once. For few rows decoding would
+//! cost more than the products: [`super::few_rows`] takes the weight rows as they lie, with groups as lanes, and
+//! transposes the terms of sixteen weight rows before it adds them.
+
+use gguf::TensorType;
+
+use super::few_rows::{self, FEW_ROWS};
+use super::packed::Packed;
+use super::panel::{self, ByChain, ByGroup};
+use super::simd::Simd;
+use crate::quant::Format;
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
+use crate::{CHAIN_VALUES, GROUP_VALUES};
+
+/// Groups of a chain.
+pub(super) const CHAIN_GROUPS: usize = CHAIN_VALUES / GROUP_VALUES;
+/// Weight rows taken at once.
+pub(super) const LANES: usize = 16;
+
+/// How the kernels here see a format.
+pub(super) trait Shape: Format {
+    /// Integer scales of a group: none, one for all its values, or one per 16.
+    const SCALES: usize = integer_scales(Self::TYPE);
+    /// What is added to codes so that none is negative and none above 63; without one they may be any signed byte.
+    const OFFSET: Option<i32> = if Self::HAS_MIN { Some(0) } else { code_offset(Self::TYPE) };
+    const SIGNED: bool = Self::OFFSET.is_none();
+}
+
+impl<F: Format> Shape for F {}
+
+/// What to take from a sum of products of encoded codes, per unit of activation sum.
+#[inline(always)]
+pub(super) fn bias<S: Simd, F: Shape>() -> i32 {
+    match F::OFFSET {
+        Some(offset) => offset,
+        None => S::SIGNED_BIAS,
+    }
+}
+
+const fn integer_scales(dtype: TensorType) -> usize {
+    match dtype {
+        TensorType::Q4_0
+        | TensorType::Q4_1
+        | TensorType::Q5_0
+        | TensorType::Q5_1
+        | TensorType::Q8_0
+        | TensorType::IQ4_NL
+        | TensorType::MXFP4
+        | TensorType::TQ1_0
+        | TensorType::TQ2_0
+        | TensorType::Q1_0
+        | TensorType::Q2_0
+        | TensorType::NVFP4 => 0,
+        TensorType::Q4_K | TensorType::Q5_K => 1,
+        _ => 2,
+    }
+}
+
+const fn code_offset(dtype: TensorType) -> Option<i32> {
+    match dtype {
+        TensorType::Q4_0 => Some(8),
+        TensorType::Q5_0 => Some(16),
+        TensorType::Q6_K => Some(32),
+        TensorType::Q3_K => Some(4),
+        TensorType::TQ1_0 | TensorType::TQ2_0 | TensorType::Q1_0 | TensorType::Q2_0 => Some(1),
+        _ => None,
+    }
+}
+
+/// Products of any format, by decoding every group with [`Format::group`].
+#[inline(always)]
+pub(super) fn decoded<S: Simd, F: Format>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    panel::matmul::<S, ByGroup<F>>(s, weights, x, rows, out);
+}
+
+/// Products of a format whose blocks vector instructions unpack.
+#[inline(always)]
+pub(super) fn packed<S: Simd, F: Packed>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    if rows.len() <= FEW_ROWS {
+        few_rows::matmul::<S, F>(s, weights, x, rows, out);
+    } else {
+        panel::matmul::<S, ByChain<F>>(s, weights, x, rows, out);
+    }
+}

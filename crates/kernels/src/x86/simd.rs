@@ -1,0 +1,115 @@
+//! The vector operations the kernels are written in.
+
+/// Sixteen lanes of an instruction set. Holding a value proves that this CPU can run it.
+///
+/// Sixteen on both sets (two registers on AVX2), since the definitions sum in sixteen lanes. "First n" operations take
+/// n below 16 and touch no memory beyond n values.
+pub(super) trait Simd: Copy {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen i32.
+    type I: Copy;
+    /// Sixty-four bytes.
+    type B: Copy;
+    /// True with 32 registers of 16 lanes: algorithms then keep more in flight.
+    const WIDE: bool;
+    /// What [`Simd::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
+    const SIGNED_BIAS: i32;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, x: &[f32; 16]) -> Self::F;
+    fn store(self, x: Self::F, out: &mut [f32; 16]);
+    /// The first `x.len()` lanes from `x`, the others 0.
+    fn load_first(self, x: &[f32]) -> Self::F;
+    fn store_first(self, x: Self::F, out: &mut [f32]);
+    /// Widens bits of half precision.
+    fn load_f16(self, x: &[u16; 16]) -> Self::F;
+    fn load_f16_first(self, x: &[u16]) -> Self::F;
+    /// Rounds to bits of half precision, to nearest, ties to even.
+    fn store_f16(self, x: Self::F, out: &mut [u16; 16]);
+    /// Little-endian f32, f16 and bfloat16 without alignment, as they lie in files.
+    fn load_f32_bytes(self, x: &[u8; 64]) -> Self::F;
+    fn load_f16_bytes(self, x: &[u8; 32]) -> Self::F;
+    fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::F;
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c` in the first n lanes, `c` in the others.
+    fn fma_first(self, n: usize, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a + b` in the first n lanes, `a` in the others.
+    fn add_first(self, n: usize, a: Self::F, b: Self::F) -> Self::F;
+    /// `b` where `a` is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    fn negate(self, x: Self::F) -> Self::F;
+    /// `x` where `x` is NaN, else `y`.
+    fn keep_nan(self, x: Self::F, y: Self::F) -> Self::F;
+    /// `(a cos - b sin, b cos + a sin)` for the eight pairs of adjacent lanes, without fused steps.
+    fn rotate_pairs(self, x: Self::F, cos: &[f32; 8], sin: &[f32; 8]) -> Self::F;
+    /// The sum in the definition's order: lanes `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
+    fn sum(self, x: Self::F) -> f32;
+    /// Lane i is `sum(x[i])`.
+    fn sum_each(self, x: &[Self::F; 16]) -> Self::F;
+    /// The largest lane; no lane is NaN.
+    fn max_lane(self, x: Self::F) -> f32;
+
+    fn splat_i(self, x: i32) -> Self::I;
+    fn load_i(self, x: &[i32; 16]) -> Self::I;
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Arithmetic shift right by one.
+    fn halve_i(self, x: Self::I) -> Self::I;
+    /// Nearest integers, ties to even.
+    fn to_i(self, x: Self::F) -> Self::I;
+    fn to_f(self, x: Self::I) -> Self::F;
+    /// 2^x for x in -126..=127.
+    fn power_of_two(self, x: Self::I) -> Self::F;
+    /// The bits without the sign.
+    fn magnitude_bits(self, x: Self::F) -> Self::I;
+    fn max_lane_i(self, x: Self::I) -> i32;
+    fn sum_lanes_i(self, x: Self::I) -> i32;
+    /// The low byte of each lane.
+    fn store_i8(self, x: Self::I, out: &mut [i8; 16]);
+
+    /// Transposes 16 rows of 16 groups of four bytes: `out[j]` holds bytes `4 j .. 4 j + 4` of every row.
+    /// Signed codes come out as [`Simd::dot16`] wants them.
+    fn interleave(self, signed: bool, rows: [&[u8; 64]; 16], out: &mut [[u8; 64]; 16]);
+    /// `acc` plus, in lane r, the product of the 16 codes of row r with the 16 activations, exact.
+    ///
+    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
+    /// Activations: -127..=127.
+    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[i8; 16]) -> Self::I;
+
+    /// Transposes 16 rows of 16 values.
+    fn transpose(self, x: &mut [Self::F; 16]);
+    fn load_i8(self, x: &[i8; 16]) -> Self::I;
+
+    /// Asks for the cache line of an address, which need not be one of ours.
+    fn prefetch(self, at: *const u8);
+    fn zero_b(self) -> Self::B;
+    fn load_b(self, x: &[u8; 64]) -> Self::B;
+    fn store_b(self, x: Self::B, out: &mut [u8; 64]);
+    /// Four times sixteen bytes.
+    fn gather_b(self, x: [&[u8; 16]; 4]) -> Self::B;
+    /// The low four bits of each byte, then the high four.
+    fn nibbles(self, x: Self::B) -> [Self::B; 2];
+    /// `x | bits << 4` with, for the first 32 bytes of `x` and the last, two bits of each byte of `high`: those from
+    /// `shift` and `shift + 2` on. `shift` is 0 or 4.
+    fn with_high_bits(self, x: Self::B, high: &[u8; 32], shift: i32) -> Self::B;
+    /// Signed codes as [`Simd::dot_bytes`] wants them.
+    fn signed_b(self, x: Self::B) -> Self::B;
+    /// `acc` plus, in lane i, the product of codes `4 i .. 4 i + 4` with as many activations, exact.
+    ///
+    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
+    fn dot_bytes(self, signed: bool, acc: Self::I, codes: Self::B, activations: Self::B) -> Self::I;
+    /// Lane `4 i + q` is the sum of lanes `4 q .. 4 q + 4` of `x[i]`.
+    fn sum_quads(self, x: [Self::I; 4]) -> Self::I;
+    /// The sums of adjacent lanes of x, then of y.
+    fn sum_pairs(self, x: Self::I, y: Self::I) -> Self::I;
+}

@@ -1,0 +1,53 @@
+//! The standard streams.
+
+use std::fmt::Arguments;
+use std::io::{self, Write};
+
+use crate::error::Error;
+
+/// Standard output, which may be closed by its reader at any time.
+pub struct Output(io::StdoutLock<'static>);
+
+impl Output {
+    /// The standard output of this process.
+    pub fn new() -> Output {
+        Output(io::stdout().lock())
+    }
+
+    /// Writes a piece and hands it on at once.
+    ///
+    /// # Errors
+    /// [`Error::ReaderGone`], and [`Error::Io`] for other faults.
+    pub fn piece(&mut self, text: &str) -> Result<(), Error> {
+        self.0.write_all(text.as_bytes()).and_then(|()| self.0.flush()).map_err(fault)
+    }
+
+    /// Lets `write` write a document, through a buffer.
+    ///
+    /// # Errors
+    /// As [`Output::piece`].
+    pub fn document(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
+        let mut buffered = io::BufWriter::with_capacity(1 << 16, self.0);
+        write(&mut buffered).and_then(|()| buffered.flush()).map_err(fault)
+    }
+
+    /// Writes a JSON value and a line end.
+    ///
+    /// # Errors
+    /// As [`Output::piece`].
+    pub fn json(self, value: &serde_json::Value) -> Result<(), Error> {
+        self.document(|out| writeln!(out, "{value}"))
+    }
+}
+
+/// A line on standard error; nobody may be there to read it.
+pub fn note(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn fault(source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::BrokenPipe => Error::ReaderGone,
+        _ => Error::Io { action: "write to", what: "the standard output".into(), source },
+    }
+}

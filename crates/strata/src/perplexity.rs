@@ -1,0 +1,144 @@
+//! `strata perplexity`: how well a model predicts a text.
+
+use chat::{Specials, Tokenizer};
+use engine::window::Outputs;
+use engine::{Engine, KvType, StepError, Window};
+use serde_json::json;
+
+use crate::args::PerplexityArgs;
+use crate::error::Error;
+use crate::output::{self, Output};
+use crate::prepare;
+
+/// Rows of one pass that want logits, which bounds the memory for them.
+const SCORED_ROWS_MAX: usize = 64;
+
+/// Computes and prints the perplexity, by the convention of llama.cpp (tools/perplexity).
+///
+/// # Errors
+/// Every kind.
+pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
+    let text = prepare::file_text(&args.file)?;
+    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx))?;
+    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata)?;
+    // A text's "<|im_end|>" is text here.
+    let tokens = tokenizer.encode_prompt(&text, Specials::AsText);
+    if tokens.len() < args.ctx {
+        return Err(Error::TextTooShort { found: tokens.len(), needed: args.ctx });
+    }
+    let vocabulary = engine.model().spec.vocabulary;
+    if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+        return Err(StepError::TokenOutOfRange { token, vocabulary }.into());
+    }
+    let chunks = (tokens.len() / args.ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let mut scores = Scores::default();
+    for (i, chunk) in tokens.chunks_exact(args.ctx).take(chunks).enumerate() {
+        score(&mut engine, &tokenizer, chunk, &mut scores)?;
+        output::note(format_args!("chunk {} of {chunks}: perplexity {:.4} so far", i + 1, scores.perplexity()));
+    }
+    let (perplexity, error) = (scores.perplexity(), scores.standard_error());
+    if args.json {
+        return Output::new().json(&json!({
+            "perplexity": perplexity,
+            "standard_error": error,
+            "mean_nll": scores.mean(),
+            "scored_tokens": scores.count,
+            "chunks": chunks,
+            "ctx": args.ctx,
+            "tokens": tokens.len(),
+        }));
+    }
+    let scored = scores.count;
+    Output::new().document(|out| {
+        writeln!(
+            out,
+            "perplexity {perplexity:.4} +/- {error:.5} ({scored} tokens scored in {chunks} chunks of {})",
+            args.ctx
+        )
+    })
+}
+
+/// Scores the second half of a chunk: each token from the logits before it, but for the first.
+fn score(engine: &mut Engine, tokenizer: &Tokenizer, chunk: &[u32], scores: &mut Scores) -> Result<(), StepError> {
+    let mut tokens = chunk.to_vec();
+    if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos()) {
+        tokens[0] = bos;
+    }
+    let first = tokens.len() / 2;
+    let mut state = engine.model().new_state()?;
+    engine.read(&mut state, &tokens[..first])?;
+    let vocabulary = engine.model().spec.vocabulary;
+    let last = tokens.len() - 1;
+    for start in (first..last).step_by(SCORED_ROWS_MAX) {
+        let rows = start..last.min(start + SCORED_ROWS_MAX);
+        let mut window = Window::default();
+        window.push_tokens(0, &tokens[rows.clone()], state.next_position(), Outputs::All);
+        let output = engine.stage_mut().run(&window, &mut [&mut state], None)?;
+        for (row, logits) in rows.zip(output.logits.chunks_exact(vocabulary)) {
+            scores.push(negative_log_likelihood(logits, tokens[row + 1]));
+        }
+    }
+    Ok(())
+}
+
+/// `-ln softmax(logits)[token]`.
+fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
+    max + sum.ln() - f64::from(logits[token as usize])
+}
+
+/// Sums over the scored tokens.
+#[derive(Default)]
+struct Scores {
+    count: usize,
+    sum: f64,
+    sum_of_squares: f64,
+}
+
+impl Scores {
+    fn push(&mut self, nll: f64) {
+        self.count += 1;
+        self.sum += nll;
+        self.sum_of_squares += nll * nll;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    fn perplexity(&self) -> f64 {
+        self.mean().exp()
+    }
+
+    /// Of the perplexity: that of the mean, times the perplexity. 0 for a single token.
+    fn standard_error(&self) -> f64 {
+        let variance = self.sum_of_squares / self.count as f64 - self.mean() * self.mean();
+        (variance.max(0.0) / (self.count - 1).max(1) as f64).sqrt() * self.perplexity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_even_choice_among_four_has_perplexity_four() {
+        let mut scores = Scores::default();
+        for token in 0..4 {
+            scores.push(negative_log_likelihood(&[-3.0; 4], token));
+        }
+        assert!((scores.perplexity() - 4.0).abs() < 1e-12 && scores.standard_error() < 1e-6);
+        // Likelihoods 1/2 and 1/8: the mean is ln 4, its standard error ln 2.
+        let mut scores = Scores::default();
+        [0.5f64, 0.125].iter().for_each(|p| scores.push(-p.ln()));
+        assert!((scores.perplexity() - 4.0).abs() < 1e-12);
+        assert!((scores.standard_error() - 4.0 * 2f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        assert!(negative_log_likelihood(&[3e38, -3e38], 0).abs() < 1e-12);
+        assert_eq!(negative_log_likelihood(&[1000.0, 0.0], 1), 1000.0);
+    }
+}

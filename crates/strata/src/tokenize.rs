@@ -1,0 +1,31 @@
+//! `strata tokenize`: the ids of a text.
+
+use chat::Specials;
+use serde_json::json;
+
+use crate::args::TokenizeArgs;
+use crate::error::Error;
+use crate::output::Output;
+use crate::prepare;
+
+/// Prints the ids and their texts. Reads no weights.
+///
+/// # Errors
+/// Those of the model, the text and the streams.
+pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
+    let mut text = prepare::text_argument(&args.prompt)?;
+    let metadata = prepare::metadata(&args.model)?;
+    let tokenizer = prepare::tokenizer(&args.model, &metadata)?;
+    if args.chat {
+        text = prepare::chat_prompt(&metadata, &tokenizer, None, &text)?;
+    }
+    let specials = if args.no_special { Specials::AsText } else { Specials::Parse };
+    let ids =
+        if args.no_bos { tokenizer.encode(&text, specials) } else { tokenizer.encode_prompt(&text, specials) };
+    let piece = |id: u32| String::from_utf8_lossy(tokenizer.token_bytes(id));
+    if args.json {
+        let pieces: Vec<_> = ids.iter().map(|&id| piece(id)).collect();
+        return Output::new().json(&json!({ "tokens": ids, "pieces": pieces }));
+    }
+    Output::new().document(|out| ids.iter().try_for_each(|&id| writeln!(out, "{id:>8} {:?}", piece(id))))
+}
