@@ -300,6 +300,25 @@ fn a_foreign_state_is_refused_by_name() {
     }
 }
 
+/// Two trainings of one model have the same shapes and the same size.
+#[test]
+fn other_weights_make_another_model() {
+    let path = f32_model("q4e-tiny");
+    let identity = model(&path, KvType::F16).identity;
+    let file = gguf::ModelFile::open(&path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.gguf");
+    for name in ["token_embd.weight", "blk.3.attn_q_norm.weight", "blk.0.ffn_gate_exps.weight"] {
+        let mut bytes = bytes.clone();
+        bytes[file.tensor(name).unwrap_or_else(|| panic!("{name}")).offset as usize] ^= 1;
+        std::fs::write(&other, &bytes).unwrap();
+        assert_ne!(model(&other, KvType::F16).identity, identity, "{name}");
+    }
+    std::fs::write(&other, &bytes).unwrap();
+    assert_eq!(model(&other, KvType::F16).identity, identity);
+}
+
 /// The limit of the context may change between saving and restoring.
 #[test]
 fn a_state_fits_wherever_its_tokens_do() {
