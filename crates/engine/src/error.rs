@@ -137,6 +137,14 @@ pub enum StateError {
     /// Not a state file, or a damaged one.
     #[error("the stored state is damaged: {0}")]
     Damaged(&'static str),
+    /// More tokens than the context here.
+    #[error("the stored state has {tokens} tokens, which do not fit into a context of {context_tokens}")]
+    TooLong {
+        /// Tokens of the state.
+        tokens: u64,
+        /// Tokens that may be there.
+        context_tokens: usize,
+    },
     /// A state of another model, precision or version.
     #[error("the stored state belongs to another {what}: {found}, wanted {wanted}")]
     Foreign {

@@ -63,7 +63,7 @@ impl Model {
         let layout = Arc::new(StateLayout::new(spec.layers.iter(), options.kv, context_tokens));
         let draft_layout = (spec.draft.as_ref())
             .map(|d| Arc::new(StateLayout::new(std::iter::once(&d.layer), options.kv, context_tokens)));
-        let identity = identity(&file);
+        let identity = identity(&file, &spec, &weights);
         Ok(Model { spec, weights, trunk, draft, layout, draft_layout, identity, metadata: file.metadata })
     }
 
@@ -101,8 +101,9 @@ impl Model {
     }
 }
 
-/// Hash over names, types and shapes of all tensors and the file sizes.
-fn identity(file: &ModelFile) -> ModelIdentity {
+/// Hash over names, types and shapes of all tensors, the file sizes, the architecture's keys, and some bytes of every
+/// weight: another training of the same model differs in nothing else.
+fn identity(file: &ModelFile, spec: &ModelSpec, weights: &Weights) -> ModelIdentity {
     let mut text = String::new();
     for tensor in &file.tensors {
         text.push_str(&format!("{} {} {:?};", tensor.name, tensor.dtype.name(), tensor.shape));
@@ -110,7 +111,14 @@ fn identity(file: &ModelFile) -> ModelIdentity {
     for shard in &file.shards {
         text.push_str(&format!("{};", shard.len));
     }
-    ModelIdentity(fnv1a(text.as_bytes()))
+    let prefix = format!("{}.", spec.architecture);
+    for (key, value) in file.metadata.iter().filter(|(key, _)| key.starts_with(&prefix)) {
+        text.push_str(&format!("{key} {value:?};"));
+    }
+    let of_trunk = (0..spec.tensors.len()).filter(|&i| !spec.tensors[i].in_draft_file);
+    let mut bytes = text.into_bytes();
+    of_trunk.for_each(|i| weights.sample(TensorId(i as u32), &mut bytes));
+    ModelIdentity(fnv1a(&bytes))
 }
 
 /// The 64-bit FNV-1a hash (Fowler, Noll, Vo): names things, protects nothing.

@@ -9,7 +9,7 @@ use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
 use crate::error::{LoadError, StepError};
 use crate::graph::{Domain, Graph, Node, Tap, TapSource};
 use crate::model::Model;
-use crate::models::TensorId;
+use crate::models::{FeedForward, TensorId};
 use crate::state::State;
 use crate::window::{Input, Window};
 
@@ -86,7 +86,7 @@ impl<B: Backend> Stage<B> {
     ///
     /// # Errors
     /// [`StepError::TokenOutOfRange`], [`StepError::ContextFull`] and [`StepError::OutOfMemory`] leave the states as they
-    /// were; after any other error the states of the window's sequences are unusable.
+    /// were. After any other error those of tentative spans are as they were and those of other spans are unusable.
     pub fn run(
         &mut self,
         window: &Window,
@@ -126,10 +126,12 @@ fn run<B: Backend>(
     mut taps: Option<TapSink<'_>>,
 ) -> Result<(), StepError> {
     check(model, window, states.len())?;
-    open(window, states)?;
     let outputs: Vec<u32> = window.output_rows().map(|row| row as u32).collect();
+    // All memory comes before the first state is touched.
     buffers.set_rows(Domain::Window, window.rows.len())?;
     buffers.set_rows(Domain::Outputs, outputs.len())?;
+    buffers.set_rows(Domain::Assignments, window.rows.len() * experts_used_max(model))?;
+    open(window, states)?;
     let mut pass = Pass {
         weights: &model.weights,
         window,
@@ -141,25 +143,53 @@ fn run<B: Backend>(
         selections: Vec::new(),
         ngram_rows: Vec::new(),
     };
+    if let Err(error) = run_segments(model, graph, backend, buffers, &mut pass, &mut taps) {
+        // The matrices of other spans have moved on in some layers.
+        for span in window.spans.iter().filter(|span| span.tentative) {
+            states[span.state].keep(0);
+        }
+        return Err(error);
+    }
+    for span in window.spans.iter().filter(|span| !span.tentative) {
+        states[span.state].keep(span.count);
+    }
+    Ok(())
+}
+
+fn run_segments<B: Backend>(
+    model: &Model,
+    graph: &Graph,
+    backend: &mut B,
+    buffers: &mut Buffers,
+    pass: &mut Pass<'_>,
+    taps: &mut Option<TapSink<'_>>,
+) -> Result<(), StepError> {
     for segment in &graph.segments {
         let mut after = |node: &Node, buffers: &Buffers, pass: &Pass<'_>| {
             if let Some(sink) = taps.as_mut() {
                 node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
             }
         };
-        let result = backend.run_segment(segment, buffers, &mut pass, &mut after);
+        let result = backend.run_segment(segment, buffers, pass, &mut after);
         result.map_err(|error| explain(model, error))?;
         if segment.experts_of.is_some() {
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
     }
-    if let Some(path) = model.weights.damaged() {
-        return Err(StepError::FileDamaged { path: path.to_owned() });
+    match model.weights.damaged() {
+        Some(path) => Err(StepError::FileDamaged { path: path.to_owned() }),
+        None => Ok(()),
     }
-    for span in window.spans.iter().filter(|span| !span.tentative) {
-        states[span.state].keep(span.count);
-    }
-    Ok(())
+}
+
+/// Most experts that a row uses in a layer.
+fn experts_used_max(model: &Model) -> usize {
+    let layers = model.spec.layers.iter().chain(model.spec.draft.iter().map(|draft| &draft.layer));
+    let used = layers.map(|layer| match &layer.feed_forward {
+        FeedForward::Experts(experts) => experts.used,
+        FeedForward::Dense(_) => 0,
+    });
+    used.max().unwrap_or(0)
 }
 
 /// Adds to an error about a number the tensor that it came from.

@@ -100,6 +100,17 @@ impl Weights {
         })
     }
 
+    /// Appends the first and the middle 64 bytes of a tensor as it is held: two pages of the file.
+    pub(crate) fn sample(&self, id: TensorId, out: &mut Vec<u8>) {
+        let bytes = match &self.held[id.0 as usize] {
+            Held::Rows { map, range, .. } => &self.maps[*map][range.clone()],
+            Held::Vector(values) => sys::cast::bytes_of(&values[..]),
+        };
+        for first in [0, bytes.len() / 2] {
+            out.extend_from_slice(&bytes[first..bytes.len().min(first + 64)]);
+        }
+    }
+
     /// A file of which a part could not be read since it was mapped.
     pub fn damaged(&self) -> Option<&Path> {
         self.maps.iter().find(|map| map.damaged()).map(Map::path)

@@ -11,8 +11,9 @@ pub struct Checking<B> {
     inner: B,
 }
 
-/// A NaN that arithmetic does not make.
-const POISON: f32 = f32::from_bits(0x7fc5_a5a5);
+/// A signalling NaN: arithmetic never makes one, and what it makes of one is a quiet one. So even a value that was
+/// changed in place differs from it.
+const POISON: f32 = f32::from_bits(0x7f85_a5a5);
 
 impl<B: Backend> Checking<B> {
     /// Checks what `inner` does.

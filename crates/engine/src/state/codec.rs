@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use kernels::{NUMERICS, PARTITION_CELLS};
 
-use super::{CellBlock, PendingRows, State, StateLayout};
+use super::{CellBlock, DeltaState, KvType, PendingRows, State, StateLayout};
 use crate::error::{StateError, StepError};
 
 const MAGIC: &[u8; 8] = b"STRATAst";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a state belongs to: a hash over everything in a model file that decides the numbers, short of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,9 +24,10 @@ impl State {
             out.extend_from_slice(&number.to_le_bytes());
         }
         out.extend_from_slice(&identity.0.to_le_bytes());
+        out.extend_from_slice(&kv_code(self.layout.kv));
         out.extend_from_slice(&layout_hash(&self.layout).to_le_bytes());
         put_u64(&mut out, self.tokens as u64);
-        put_u64(&mut out, self.next_position as u64);
+        out.extend_from_slice(&i64::from(self.next_position).to_le_bytes());
         put_u64(&mut out, self.positions_first as u64);
         put_u64(&mut out, self.positions.len() as u64);
         for value in self.positions.iter().flatten() {
@@ -58,8 +59,8 @@ impl State {
     /// Reads what [`State::to_bytes`] wrote for the same model.
     ///
     /// # Errors
-    /// [`StateError::Foreign`] for another model, precision, numeric definition or version; [`StateError::Damaged`]
-    /// for anything that is not a whole, unchanged state.
+    /// [`StateError::Foreign`] for another model, KV format, numeric definition or version; [`StateError::TooLong`] for
+    /// more tokens than the context here; [`StateError::Damaged`] for what is not a whole, unchanged state.
     pub fn from_bytes(
         bytes: &[u8],
         layout: Arc<StateLayout>,
@@ -83,16 +84,13 @@ impl State {
         if crc32fast::hash(&bytes[..body]).to_le_bytes() != bytes[body..] {
             return Err(StateError::Damaged("checksum"));
         }
-        for (what, wanted) in [("model", identity.0), ("shape or KV format", layout_hash(&layout))] {
-            let found = reader.u64()?;
-            if found != wanted {
-                return Err(StateError::Foreign {
-                    what,
-                    found: format!("{found:x}"),
-                    wanted: format!("{wanted:x}"),
-                });
-            }
+        reader.same_number("model", identity.0)?;
+        let (found, wanted) = (reader.take(8)?, kv_code(layout.kv));
+        if found != wanted {
+            let name = |code: &[u8]| String::from_utf8_lossy(code).trim_end().to_owned();
+            return Err(StateError::Foreign { what: "KV format", found: name(found), wanted: name(&wanted) });
         }
+        reader.same_number("shape", layout_hash(&layout))?;
         let mut state = State::new(layout).map_err(no_memory)?;
         reader.state(&mut state)?;
         match reader.bytes.is_empty() {
@@ -119,9 +117,18 @@ fn put_floats(out: &mut Vec<u8>, values: &[f32]) {
     out.extend_from_slice(sys::cast::bytes_of(values));
 }
 
-/// FNV-1a over the layout's debug text: the layout has no other canonical form and needs none.
+/// Name of the KV format, padded with spaces.
+fn kv_code(kv: KvType) -> [u8; 8] {
+    let mut code = [b' '; 8];
+    code[..kv.name().len()].copy_from_slice(kv.name().as_bytes());
+    code
+}
+
+/// FNV-1a over the debug text of the layout's shapes: the layout has no other canonical form and needs none. The limit
+/// of the context is no shape: a state fits wherever its tokens do.
 fn layout_hash(layout: &StateLayout) -> u64 {
-    crate::model::fnv1a(format!("{layout:?}").as_bytes())
+    let StateLayout { kv, attention, block_values, delta, ngram, context_tokens: _ } = layout;
+    crate::model::fnv1a(format!("{kv:?} {attention:?} {block_values} {delta:?} {ngram:?}").as_bytes())
 }
 
 struct Reader<'a> {
@@ -141,6 +148,14 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self) -> Result<u64, StateError> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
+    }
+
+    fn same_number(&mut self, what: &'static str, wanted: u64) -> Result<(), StateError> {
+        let found = self.u64()?;
+        if found == wanted {
+            return Ok(());
+        }
+        Err(StateError::Foreign { what, found: format!("{found:x}"), wanted: format!("{wanted:x}") })
     }
 
     fn count(&mut self, item_bytes: usize) -> Result<usize, StateError> {
@@ -167,66 +182,80 @@ impl<'a> Reader<'a> {
     }
 
     fn state(&mut self, state: &mut State) -> Result<(), StateError> {
-        let tokens = self.u64()?;
-        if tokens > state.layout.context_tokens as u64 {
-            return Err(StateError::Damaged("more tokens than the context"));
+        self.tokens_and_positions(state)?;
+        self.cells(state)?;
+        for delta in 0..state.delta.len() {
+            self.delta(state, delta)?;
+        }
+        for tail in state.tails.iter_mut().chain(&mut state.ngram_tail) {
+            self.floats_into(tail.values_mut())?;
+        }
+        for token in &mut state.ngram_history {
+            *token = self.u32()?;
+        }
+        Ok(())
+    }
+
+    fn tokens_and_positions(&mut self, state: &mut State) -> Result<(), StateError> {
+        let (tokens, context_tokens) = (self.u64()?, state.layout.context_tokens);
+        if tokens > context_tokens as u64 {
+            return Err(StateError::TooLong { tokens, context_tokens });
         }
         state.tokens = tokens as usize;
-        state.next_position = self.u64()? as i32;
-        state.positions_first = self.u64()? as usize;
-        let positions = self.count(12)?;
-        if state.positions_first.checked_add(positions) != Some(state.tokens) {
+        let position = i64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes"));
+        state.next_position = i32::try_from(position).map_err(|_| StateError::Damaged("a position"))?;
+        let first = self.u64()?;
+        state.positions_first = state.layout.first_incomplete(state.tokens);
+        if first != state.positions_first as u64 || self.count(12)? != state.tokens - state.positions_first {
             return Err(StateError::Damaged("positions"));
         }
-        for _ in 0..positions {
+        for _ in state.positions_first..state.tokens {
             let mut triple = [0; 3];
             for value in &mut triple {
                 *value = self.u32()? as i32;
             }
             state.positions.push(triple);
         }
-        if state.layout.block_values > 0 {
-            for _ in 0..state.tokens.div_ceil(PARTITION_CELLS) {
-                let mut block =
-                    CellBlock::new(state.layout.kv, state.layout.block_values).map_err(no_memory)?;
-                let len = block.bytes();
-                block.as_bytes_mut().copy_from_slice(self.take(len)?);
-                state.blocks.push(Arc::new(block));
+        Ok(())
+    }
+
+    fn cells(&mut self, state: &mut State) -> Result<(), StateError> {
+        let State { layout, tokens, positions, blocks, raw_keys, .. } = state;
+        if layout.block_values > 0 {
+            for _ in 0..tokens.div_ceil(PARTITION_CELLS) {
+                // Looked for before memory is taken for it.
+                let bytes = self.take(layout.block_values * layout.kv.value_bytes())?;
+                let mut block = CellBlock::new(layout.kv, layout.block_values).map_err(no_memory)?;
+                block.as_bytes_mut().copy_from_slice(bytes);
+                blocks.push(Arc::new(block));
             }
         }
-        for raw in &mut state.raw_keys {
+        for (cells, raw) in layout.attention.iter().zip(raw_keys) {
             *raw = self.floats()?;
-        }
-        for (cells, raw) in state.layout.attention.iter().zip(&state.raw_keys) {
-            if raw.len() != cells.indexer.map_or(0, |indexer| positions * indexer.head_dim) {
+            if raw.len() != cells.indexer.map_or(0, |indexer| positions.len() * indexer.head_dim) {
                 return Err(StateError::Damaged("raw keys"));
             }
         }
-        for (delta, shape) in state.delta.iter_mut().zip(&state.layout.delta) {
-            self.floats_into(&mut delta.matrices)?;
-            let rows = self.u64()? as usize;
-            let widths = [
-                shape.key_heads * shape.key_dim,
-                shape.value_heads * shape.value_dim,
-                shape.value_heads,
-                shape.value_heads,
-            ];
-            let mut parts = Vec::new();
-            for width in widths {
-                let part = self.floats()?;
-                if rows.checked_mul(width) != Some(part.len()) {
-                    return Err(StateError::Damaged("pending rows"));
-                }
-                parts.push(part);
+        Ok(())
+    }
+
+    fn delta(&mut self, state: &mut State, layer: usize) -> Result<(), StateError> {
+        let (shape, tokens) = (state.layout.delta[layer], state.tokens);
+        let DeltaState { matrices, pending, .. } = &mut state.delta[layer];
+        self.floats_into(matrices)?;
+        let rows = self.u64()?;
+        if rows > tokens as u64 {
+            return Err(StateError::Damaged("pending rows"));
+        }
+        pending.rows = rows as usize;
+        let keys = shape.key_heads * shape.key_dim;
+        let values = shape.value_heads * shape.value_dim;
+        let PendingRows { rows, k, v, decay, beta } = pending;
+        for (part, width) in [(k, keys), (v, values), (decay, shape.value_heads), (beta, shape.value_heads)] {
+            *part = self.floats()?;
+            if part.len() != *rows * width {
+                return Err(StateError::Damaged("pending rows"));
             }
-            let [k, v, decay, beta] = parts.try_into().expect("four parts");
-            delta.pending = PendingRows { rows, k, v, decay, beta };
-        }
-        for tail in state.tails.iter_mut().chain(&mut state.ngram_tail) {
-            self.floats_into(tail.values_mut())?;
-        }
-        for token in &mut state.ngram_history {
-            *token = u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes"));
         }
         Ok(())
     }

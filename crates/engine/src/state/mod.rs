@@ -110,6 +110,13 @@ impl StateLayout {
         }
         layout
     }
+
+    /// The first of `tokens` tokens that lies in a block which some indexer has yet to complete.
+    fn first_incomplete(&self, tokens: usize) -> usize {
+        let indexers = self.attention.iter().filter_map(|cells| cells.indexer.as_ref());
+        let firsts = indexers.map(|indexer| tokens / indexer.block_cells * indexer.block_cells);
+        firsts.min().unwrap_or(tokens)
+    }
 }
 
 /// One sequence's state. Cloning it is a fork: cell blocks are shared until one side writes.
@@ -206,17 +213,20 @@ impl State {
         Ok(())
     }
 
-    /// Keeps the first `keep` rows of the last span and takes the others back.
+    /// Keeps the first `keep` rows of the last span and takes the others back. Without an open span there is nothing to
+    /// keep and nothing happens.
     pub fn keep(&mut self, keep: usize) {
         assert!(keep <= self.tentative, "{keep} of {} rows", self.tentative);
+        if self.tentative == 0 {
+            return;
+        }
         let taken_back = self.tentative - keep;
         self.positions.truncate(self.positions.len() - taken_back);
         self.tokens += keep;
         self.tentative = 0;
-        if keep > 0
-            && let Some(last) = self.positions.last()
-        {
-            self.next_position = last.iter().copied().max().unwrap_or(0) + 1;
+        let kept = &self.positions[self.positions.len() - keep..];
+        if let Some(last) = kept.iter().flatten().max() {
+            self.next_position = last.saturating_add(1);
         }
         let held = self.positions.len();
         for (cells, raw) in self.layout.attention.iter().zip(&mut self.raw_keys) {
@@ -239,11 +249,7 @@ impl State {
 
     /// Forgets positions and raw indexer keys of blocks that are complete in every layer.
     fn drop_complete_positions(&mut self) {
-        let keep_from = (self.layout.attention.iter())
-            .filter_map(|cells| cells.indexer.as_ref())
-            .map(|indexer| self.tokens / indexer.block_cells * indexer.block_cells)
-            .min()
-            .unwrap_or(self.tokens);
+        let keep_from = self.layout.first_incomplete(self.tokens);
         let gone = keep_from - self.positions_first;
         self.positions.drain(..gone);
         for (cells, raw) in self.layout.attention.iter().zip(&mut self.raw_keys) {
@@ -267,8 +273,8 @@ impl State {
         }
     }
 
-    /// Block `partition` of cells.
-    pub(crate) fn block(&self, partition: usize) -> &CellBlock {
+    /// Block `partition` of cells; cells past the committed and open rows hold anything.
+    pub fn block(&self, partition: usize) -> &CellBlock {
         &self.blocks[partition]
     }
 
@@ -297,11 +303,34 @@ impl State {
     }
 
     /// The recurrent state of delta-net layer `layer`.
+    pub fn delta(&self, layer: usize) -> &DeltaState {
+        &self.delta[layer]
+    }
+
+    /// As [`State::delta`], to be written.
     pub(crate) fn delta_mut(&mut self, layer: usize) -> &mut DeltaState {
         &mut self.delta[layer]
     }
 
     /// The convolution tail of delta-net layer `layer`, or of the n-gram block.
+    pub fn tail(&self, slot: TailSlot) -> &Tail {
+        match slot {
+            TailSlot::Delta(layer) => &self.tails[layer],
+            TailSlot::Ngram => self.ngram_tail.as_ref().expect("an n-gram block"),
+        }
+    }
+
+    /// Raw indexer keys of attention layer `layer` for the tokens whose block is incomplete, `[tokens][head_dim]`.
+    pub fn raw_keys(&self, layer: usize) -> &[f32] {
+        &self.raw_keys[layer]
+    }
+
+    /// The last tokens that n-gram hashing saw, oldest first.
+    pub fn ngram_history(&self) -> &[u32] {
+        &self.ngram_history
+    }
+
+    /// As [`State::tail`], to be written.
     pub(crate) fn tail_mut(&mut self, slot: TailSlot) -> &mut Tail {
         match slot {
             TailSlot::Delta(layer) => &mut self.tails[layer],

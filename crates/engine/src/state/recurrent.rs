@@ -12,6 +12,9 @@ pub struct DeltaState {
     pub matrices: AlignedBuf<f32>,
     /// Rows that have been seen but are not in the matrices.
     pub pending: PendingRows,
+    /// True while the pending rows are those of a span that was neither kept nor taken back. Before the layer ran, and
+    /// after the verdict, they are rows accepted earlier, which a verdict must not touch.
+    open: bool,
 }
 
 /// Inputs of the recurrence for some rows.
@@ -47,12 +50,18 @@ impl DeltaState {
         let values = shape.value_heads * shape.key_dim * shape.value_dim;
         let matrices =
             AlignedBuf::zeroed(values).map_err(|_| StepError::OutOfMemory { bytes: values * 4 })?;
-        Ok(DeltaState { matrices, pending: PendingRows::default() })
+        Ok(DeltaState { matrices, pending: PendingRows::default(), open: false })
     }
 
-    /// Keeps the first `keep` pending rows of the last span. Nothing is pending after a span that was not tentative.
+    /// Ends a span: what was pending is in the matrices, and so are `rows`, unless they are tentative and wait.
+    pub(crate) fn finish_span(&mut self, rows: PendingRows, tentative: bool) {
+        self.open = tentative;
+        self.pending = if tentative { rows } else { PendingRows::default() };
+    }
+
+    /// Keeps the first `keep` rows of the open span, if this layer has seen it.
     pub(super) fn keep(&mut self, keep: usize) {
-        if self.pending.rows > keep {
+        if std::mem::take(&mut self.open) {
             self.pending.truncate(keep);
         }
     }
@@ -81,6 +90,11 @@ pub struct Tail {
 impl Tail {
     pub(super) fn new(width: usize, rows: usize) -> Tail {
         Tail { width, rows, values: vec![0.0; width * rows], skipped: 0 }
+    }
+
+    /// Rows that are remembered.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Row `back` rows before the open span's first, 1 being the one right before it.

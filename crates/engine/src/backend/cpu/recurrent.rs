@@ -91,7 +91,8 @@ impl Cpu {
         for (span, rows) in pass.window.spans.iter().zip(&rows) {
             let (mine, tail) = rest.split_at_mut(span.count * width);
             rest = tail;
-            let DeltaState { matrices, pending } = states[span.state].take().expect("one span per sequence");
+            let DeltaState { matrices, pending, .. } =
+                states[span.state].take().expect("one span per sequence");
             let tiles = split_grid(mine, width, &[0, span.count], &heads);
             let pending = &*pending;
             items.extend(tiles.into_iter().zip(matrices.chunks_exact_mut(matrix)).map(|(tile, matrix)| {
@@ -103,8 +104,7 @@ impl Cpu {
         self.pool.for_each(&mut items, |head| self.delta_head(head, q, spec));
         buffers.put(out, target);
         for (span, rows) in pass.window.spans.iter().zip(rows) {
-            let pending = if span.tentative { rows } else { PendingRows::default() };
-            pass.states[span.state].delta_mut(layer).pending = pending;
+            pass.states[span.state].delta_mut(layer).finish_span(rows, span.tentative);
         }
     }
 
