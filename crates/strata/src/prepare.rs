@@ -24,8 +24,12 @@ pub fn engine(
     let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
-    Engine::load(&model.model, &config)
-        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })
+    let engine = Engine::load(&model.model, &config)
+        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
+    for warning in &engine.model().spec.warnings {
+        eprintln!("strata: {warning}");
+    }
+    Ok(engine)
 }
 
 /// The metadata of a model that need not be computed with.
