@@ -65,33 +65,42 @@ pub(super) fn matmul<S: Simd, F: Packed>(
     out: &mut Tile<'_>,
 ) {
     assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
+    if rows.is_empty() {
+        return;
+    }
     let groups = x.k / GROUP_VALUES;
-    let mut room = Room { chains: [Chain::ZERO; FEW_ROWS], terms: [[s.splat(0.0); LANES]; FEW_ROWS] };
+    let mut chains = Vec::with_capacity(groups.div_ceil(CHAIN_GROUPS) * rows.len());
+    for first in (0..groups).step_by(CHAIN_GROUPS) {
+        for &row in rows {
+            chains.push(Chain::ZERO);
+            let chain = chains.last_mut().expect("one was pushed");
+            chain.set::<S, F>(x, row as usize, first, CHAIN_GROUPS.min(groups - first));
+        }
+    }
+    let mut terms = [[s.splat(0.0); LANES]; FEW_ROWS];
     for c in (0..out.columns()).step_by(LANES) {
         let weights = weights.slice(c, LANES.min(out.columns() - c));
-        for first in (0..groups).step_by(CHAIN_GROUPS) {
-            let part = Part { weights, x, rows, first, c };
+        for (i, chains) in chains.chunks_exact(rows.len()).enumerate() {
+            let first = i * CHAIN_GROUPS;
+            let part = Part { weights, chains, first, c };
             // The usual cases with their bounds known.
             match groups - first {
-                CHAIN_GROUPS.. => part.add::<S, F>(s, CHAIN_GROUPS, CHAIN_GROUPS, &mut room, out),
-                count @ ..=4 => part.add::<S, F>(s, count, 4, &mut room, out),
-                count => part.add::<S, F>(s, count, CHAIN_GROUPS, &mut room, out),
+                CHAIN_GROUPS.. => part.add::<S, F>(s, CHAIN_GROUPS, CHAIN_GROUPS, &mut terms, out),
+                count @ ..=4 => part.add::<S, F>(s, count, 4, &mut terms, out),
+                count => part.add::<S, F>(s, count, CHAIN_GROUPS, &mut terms, out),
             }
         }
     }
 }
 
-/// What one chain needs room for: the activations as codes want them, and terms `[activation row][weight row]`.
-struct Room<S: Simd> {
-    chains: [Chain; FEW_ROWS],
-    terms: [[S::F; LANES]; FEW_ROWS],
-}
+/// Terms of each activation row and weight row, the groups of a chain as lanes.
+type Terms<S> = [[<S as Simd>::F; LANES]; FEW_ROWS];
 
 /// One chain of up to sixteen weight rows against all activation rows.
 struct Part<'a> {
     weights: WeightRows<'a>,
-    x: &'a Int8Rows<'a>,
-    rows: &'a [u32],
+    /// The chain of each activation row.
+    chains: &'a [Chain],
     /// The chain's first group.
     first: usize,
     /// The tile's column of the first weight row.
@@ -106,16 +115,12 @@ impl Part<'_> {
         s: S,
         count: usize,
         bound: usize,
-        room: &mut Room<S>,
+        terms: &mut Terms<S>,
         out: &mut Tile<'_>,
     ) {
-        for (chain, &row) in room.chains.iter_mut().zip(self.rows) {
-            chain.set::<S, F>(self.x, row as usize, self.first, count);
-        }
-        self.set_terms::<S, F>(s, count, bound, room);
-        for r in 0..self.rows.len() {
-            let mut terms = room.terms[r];
-            s.transpose(&mut terms);
+        self.set_terms::<S, F>(s, count, bound, terms);
+        for (r, terms) in terms[..self.chains.len()].iter_mut().enumerate() {
+            s.transpose(terms);
             let mut acc = s.splat(0.0);
             for g in 0..count {
                 acc = s.add(acc, terms[g]);
@@ -127,7 +132,7 @@ impl Part<'_> {
 
     /// The terms of the chain's groups, for each weight row and activation row.
     #[inline(always)]
-    fn set_terms<S: Simd, F: Packed>(&self, s: S, count: usize, bound: usize, room: &mut Room<S>) {
+    fn set_terms<S: Simd, F: Packed>(&self, s: S, count: usize, bound: usize, terms: &mut Terms<S>) {
         let weights = &self.weights;
         // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
         let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
@@ -151,7 +156,7 @@ impl Part<'_> {
                 let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
                 [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
             };
-            for (chain, terms) in room.chains[..self.rows.len()].iter().zip(&mut room.terms) {
+            for (chain, terms) in self.chains.iter().zip(terms.iter_mut()) {
                 let isum = integer_sums::<S, F>(s, bound, &codes, &scales, chain);
                 let d_a = s.load(&chain.d);
                 let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
