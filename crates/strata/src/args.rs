@@ -169,10 +169,10 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Prompt tokens to read
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = in_range(0..=BENCH_MAX))]
     pub prompt_tokens: usize,
     /// Tokens to write
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = in_range(0..=BENCH_MAX))]
     pub tokens: usize,
     /// Rounds
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = in_range(1..=1000))]
@@ -243,6 +243,9 @@ pub struct TokenizeArgs {
 
 /// Positions are 32-bit numbers.
 const CONTEXT_MAX: usize = i32::MAX as usize;
+
+/// Tokens that nobody waits for.
+const BENCH_MAX: usize = 1 << 24;
 
 type Parsed<T> = Result<T, String>;
 

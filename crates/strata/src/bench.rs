@@ -13,10 +13,10 @@ use crate::output::{self, Output};
 use crate::prepare;
 
 /// Bytes read to measure the bandwidth: many times the last cache of any desktop.
-const BANDWIDTH_BYTES: u64 = 1 << 30;
+const BANDWIDTH_BYTES: u64 = 1 << 29;
 
 /// Passes over them in each round.
-const BANDWIDTH_PASSES: usize = 4;
+const BANDWIDTH_PASSES: usize = 3;
 
 /// Rows that are read before the first round, so that no round pays for pages that were never touched.
 const WARM_UP_TOKENS: usize = 32;

@@ -105,3 +105,25 @@ fn any_part_of_a_split_model_will_do() {
     assert_eq!(print(&second), whole);
     assert_eq!(print(&text(folder.path())), whole);
 }
+
+/// At a temperature that makes all tokens nearly alike, control tokens come too.
+#[test]
+fn control_tokens_end_an_answer_or_stay_out_of_its_text() {
+    let file = model("q2-tiny-F32");
+    let wild = ["--temp", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0"];
+    let (start, end, other) = (993, 994, 995..1006);
+    let mut stopped = 0;
+    let mut passed_over = 0;
+    for seed in ["1", "2", "3", "4", "5", "8"] {
+        let args = ["run", "-m", &file, "-p", "hi", "-n", "200", "--seed", seed, "--json"];
+        let answer = json(&[&args[..], &wild].concat());
+        let tokens = ids(&answer["tokens"]);
+        assert!(!tokens.contains(&end), "seed {seed}: the token that ends an answer is no part of it");
+        passed_over += tokens.iter().filter(|&&id| id == start || other.contains(&id)).count();
+        let text = answer["text"].as_str().expect("a text");
+        assert!(!text.contains("<|"), "seed {seed}: {text}");
+        stopped += usize::from(answer["finish_reason"] == "stop");
+        assert_eq!(answer["finish_reason"] == "stop", tokens.len() < 200, "seed {seed}");
+    }
+    assert!(stopped >= 2 && passed_over >= 5, "{stopped} and {passed_over}: a test that shows something");
+}
