@@ -32,6 +32,33 @@ pub enum LoadError {
         /// Names that would do.
         known: String,
     },
+    /// A draft layer in a container that is not read here.
+    #[error(
+        "architecture `{found}` is another engine's container for a draft layer; use a GGUF file of architecture \
+         `qwen4exp` that holds the layer (llama.cpp's converter writes one), or run without it"
+    )]
+    DraftContainer {
+        /// Name in the file.
+        found: String,
+    },
+    /// A draft layer that does not belong to the model.
+    #[error("the draft file has architecture `{found}`, which gives no draft layer to a `{wanted}` model")]
+    DraftArchitecture {
+        /// Name in the draft file.
+        found: String,
+        /// The model's.
+        wanted: &'static str,
+    },
+    /// A tensor holds values that cannot be used.
+    #[error("tensor `{name}` holds {found}: {wanted} are needed")]
+    TensorValues {
+        /// The tensor.
+        name: String,
+        /// What it should hold.
+        wanted: &'static str,
+        /// A value it holds.
+        found: f32,
+    },
     /// A key is absent.
     #[error("key `{key}` is missing: {wanted} is needed")]
     MissingKey {

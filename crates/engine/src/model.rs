@@ -54,7 +54,12 @@ impl Model {
         let mut spec = read_spec(&file, draft_file.as_ref())?;
         let weights = Weights::load(&file, draft_file.as_ref(), &spec)?;
         if let Some(divisors) = spec.rope.divisors {
-            spec.rope.divide(weights.vector(divisors));
+            let values = weights.vector(divisors);
+            if let Some(&found) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
+                let name = spec.tensors[divisors.0 as usize].name.clone();
+                return Err(LoadError::TensorValues { name, wanted: "positive divisors", found });
+            }
+            spec.rope.divide(values);
         }
         let dtype = |id: TensorId| weights.dtype(id);
         let trunk = graph::trunk(&spec, &dtype);

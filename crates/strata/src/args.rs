@@ -292,7 +292,9 @@ mod tests {
     fn numbers_outside_their_range_are_refused() {
         let refused = |text: &str| Args::try_parse_from(text.split(' ')).is_err();
         assert!(!refused("strata run -m m -p t --temp 0 --top-p 1 --threads 1"));
-        for wrong in ["--temp nan", "--temp=-1", "--top-p 1.5", "--min-p=-0.1", "--threads 0", "--ctx 0", "--kv q8"] {
+        for wrong in
+            ["--temp nan", "--temp=-1", "--top-p 1.5", "--min-p=-0.1", "--threads 0", "--ctx 0", "--kv q8"]
+        {
             assert!(refused(&format!("strata run -m m -p t {wrong}")), "{wrong}");
         }
     }

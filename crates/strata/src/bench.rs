@@ -109,8 +109,7 @@ struct Report {
 
 impl Report {
     fn new(model: &Model, args: &BenchArgs, rounds: &[Round]) -> Report {
-        let write_bytes =
-            model.active_bytes() + model.state_bytes_read(args.prompt_tokens + args.tokens / 2);
+        let write_bytes = model.active_bytes() + model.state_bytes_read(args.prompt_tokens + args.tokens / 2);
         let of = |count: usize, value: &dyn Fn(&Round) -> f64| {
             (count > 0).then(|| median(rounds.iter().map(value).collect()))
         };

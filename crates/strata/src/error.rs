@@ -17,7 +17,7 @@ pub enum Error {
         /// As given.
         path: PathBuf,
         /// The cause.
-        source: LoadError,
+        source: Box<LoadError>,
     },
     /// The file's tokenizer cannot be used.
     #[error("cannot use the tokenizer of {}: {source}", path.display())]
@@ -25,11 +25,11 @@ pub enum Error {
         /// As given.
         path: PathBuf,
         /// The cause.
-        source: chat::Error,
+        source: Box<chat::Error>,
     },
     /// The chat template gives no prompt.
     #[error("{}", template_sentence(.0))]
-    Template(chat::Error),
+    Template(Box<chat::Error>),
     /// Text that is not text.
     #[error("{what} is not UTF-8 text: byte {at} cannot be there")]
     NotText {
@@ -80,7 +80,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
-            Error::Load { source: LoadError::InstructionSet { .. }, .. } => 2,
+            Error::Load { source, .. } if matches!(**source, LoadError::InstructionSet { .. }) => 2,
             Error::Load { .. } | Error::Tokenizer { .. } => 3,
             Error::Template(_)
             | Error::NotText { .. }

@@ -34,7 +34,11 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let mut scores = Scores::default();
     for (i, chunk) in tokens.chunks_exact(args.ctx).take(chunks).enumerate() {
         score(&mut engine, &tokenizer, chunk, &mut scores)?;
-        output::note(format_args!("chunk {} of {chunks}: perplexity {:.4} so far", i + 1, scores.perplexity()));
+        output::note(format_args!(
+            "chunk {} of {chunks}: perplexity {:.4} so far",
+            i + 1,
+            scores.perplexity()
+        ));
     }
     let (perplexity, error) = (scores.perplexity(), scores.standard_error());
     if args.json {
@@ -59,7 +63,12 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
 }
 
 /// Scores the second half of a chunk: each token from the logits before it, but for the first.
-fn score(engine: &mut Engine, tokenizer: &Tokenizer, chunk: &[u32], scores: &mut Scores) -> Result<(), StepError> {
+fn score(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    chunk: &[u32],
+    scores: &mut Scores,
+) -> Result<(), StepError> {
     let mut tokens = chunk.to_vec();
     if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos()) {
         tokens[0] = bos;

@@ -24,14 +24,15 @@ pub fn engine(
     let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
-    Engine::load(&model.model, &config).map_err(|source| Error::Load { path: model.model.clone(), source })
+    Engine::load(&model.model, &config)
+        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })
 }
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
     let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
         path: model.model.clone(),
-        source: LoadError::File(source),
+        source: Box::new(LoadError::File(source)),
     })?;
     Ok(file.metadata)
 }
@@ -40,7 +41,7 @@ pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
 pub fn tokenizer(model: &ModelArgs, metadata: &Metadata) -> Result<Tokenizer, Error> {
     Vocabulary::from_metadata(metadata)
         .and_then(Tokenizer::new)
-        .map_err(|source| Error::Tokenizer { path: model.model.clone(), source })
+        .map_err(|source| Error::Tokenizer { path: model.model.clone(), source: Box::new(source) })
 }
 
 /// The prompt text that the model's chat template makes of a user's message.
@@ -50,8 +51,10 @@ pub fn chat_prompt(
     system: Option<&str>,
     user: &str,
 ) -> Result<String, Error> {
-    let template = Template::from_metadata(metadata, tokenizer).map_err(Error::Template)?;
-    let mut messages: Vec<Message> = system.into_iter().map(|text| Message::new(Role::System, text)).collect();
+    let template =
+        Template::from_metadata(metadata, tokenizer).map_err(|error| Error::Template(Box::new(error)))?;
+    let mut messages: Vec<Message> =
+        system.into_iter().map(|text| Message::new(Role::System, text)).collect();
     messages.push(Message::new(Role::User, user));
     let text_of = |id: Option<u32>| id.map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)));
     let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
@@ -64,7 +67,7 @@ pub fn chat_prompt(
         local_time_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64),
         ..RenderInput::default()
     };
-    template.render(&input).map_err(Error::Template)
+    template.render(&input).map_err(|error| Error::Template(Box::new(error)))
 }
 
 /// A text from the command line, where `-` stands for standard input.

@@ -80,7 +80,14 @@ struct Written {
 
 impl Answer<'_> {
     fn new(tokenizer: &Tokenizer, output: Option<Output>) -> Answer<'_> {
-        Answer { tokenizer, decoder: Decoder::new(), output, text: String::new(), tokens: Vec::new(), fault: None }
+        Answer {
+            tokenizer,
+            decoder: Decoder::new(),
+            output,
+            text: String::new(),
+            tokens: Vec::new(),
+            fault: None,
+        }
     }
 
     fn push(&mut self, token: u32) -> ControlFlow<()> {
@@ -155,8 +162,7 @@ impl Summary {
 
     fn print(&self) {
         let Ended { prompt_tokens, generated_tokens, read_time, write_time, .. } = self.ended;
-        let per_second =
-            |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.2} tok/s"));
+        let per_second = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.2} tok/s"));
         let reason = match self.ended.reason {
             EndReason::Stop => "the model ended it",
             EndReason::Length => "cut off at the limit",

@@ -20,8 +20,11 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
         text = prepare::chat_prompt(&metadata, &tokenizer, None, &text)?;
     }
     let specials = if args.no_special { Specials::AsText } else { Specials::Parse };
-    let ids =
-        if args.no_bos { tokenizer.encode(&text, specials) } else { tokenizer.encode_prompt(&text, specials) };
+    let ids = if args.no_bos {
+        tokenizer.encode(&text, specials)
+    } else {
+        tokenizer.encode_prompt(&text, specials)
+    };
     let piece = |id: u32| String::from_utf8_lossy(tokenizer.token_bytes(id));
     if args.json {
         let pieces: Vec<_> = ids.iter().map(|&id| piece(id)).collect();

@@ -5,7 +5,7 @@ use super::llama::{attention, feed_forward};
 use super::tensors::Tensors;
 use super::{
     Activation, DeltaNetSpec, DeltaProjection, FeedForward, LayerSpec, Linear, Mixer, ModelSpec, Pairing,
-    ReadSpec, RopeSpec, SharedExpert, frame,
+    ReadSpec, Residual, SharedExpert, frame,
 };
 use crate::error::LoadError;
 
@@ -25,9 +25,8 @@ pub(super) fn single_stream(
     tensors: &mut Tensors<'_>,
     order: HeadOrder,
 ) -> Result<ModelSpec, LoadError> {
-    let width = keys.size("embedding_length")?;
-    let (_, _, head_dim) = super::llama::heads(keys, width)?;
-    let mut spec = frame(name, keys, tensors, RopeSpec::read(keys, Pairing::Halves, head_dim)?)?;
+    let mut spec = frame(name, keys, tensors, Pairing::Halves, Residual::Single)?;
+    let width = spec.width;
     for (index, recurrent) in recurrent_layers(keys)?.into_iter().enumerate() {
         let b = format!("blk.{index}.");
         let mixer = match recurrent {
@@ -50,7 +49,7 @@ pub(super) fn single_stream(
 
 /// For each trunk layer whether it is recurrent: the file's list, or every layer but each n-th.
 pub(super) fn recurrent_layers(keys: &Keys<'_>) -> Result<Vec<bool>, LoadError> {
-    let blocks = keys.size("block_count")?;
+    let blocks = keys.layers()?;
     let drafts = keys.optional_size("nextn_predict_layers")?.unwrap_or(0);
     keys.require("nextn_predict_layers", drafts < blocks, "fewer than block_count", drafts)?;
     let trunk = blocks - drafts;
@@ -96,6 +95,7 @@ pub(super) fn delta_net(
     let taps = keys.size("ssm.conv_kernel")?;
     keys.require("ssm.conv_kernel", (2..=64).contains(&taps), "between 2 and 64", taps)?;
     let channels = 2 * key_heads * key_dim + inner;
+    keys.require_columns("ssm.inner_size", channels.saturating_add(inner + 2 * value_heads))?;
     let shape = DeltaShape { key_heads, value_heads, key_dim, value_dim: inner / value_heads };
     Ok(DeltaNetSpec {
         key_heads,
@@ -133,7 +133,7 @@ fn projection(
     let (channels, inner) = (2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim);
     let mut linears: Vec<Linear> = Vec::new();
     let (channel_map, gate);
-    if tensors.has(&format!("{b}ssm_in.weight")) {
+    if order == HeadOrder::Grouped && tensors.has(&format!("{b}ssm_in.weight")) {
         // One matrix, per key head [q | k | v of its value heads | z of its value heads].
         linears.push(tensors.linear(&format!("{b}ssm_in"), width, channels + inner)?);
         let r = value_heads / key_heads;
@@ -154,7 +154,7 @@ fn projection(
     }
     let first = channels + inner;
     let (beta, alpha);
-    if order == HeadOrder::Grouped && tensors.has(&format!("{b}ssm_ba.weight")) {
+    if order == HeadOrder::Grouped && !tensors.has(&format!("{b}ssm_beta.weight")) {
         linears.push(tensors.linear(&format!("{b}ssm_ba"), width, 2 * value_heads)?);
         let r = value_heads / key_heads;
         let column = |half: usize| -> Vec<u32> {
@@ -170,7 +170,7 @@ fn projection(
     Ok(DeltaProjection { linears, channels: channel_map, gate, beta, alpha })
 }
 
-/// A feed-forward block with a gated shared expert where the file has experts.
+/// A feed-forward block, with a gated shared expert where the file has experts and the keys or tensors of a shared one.
 pub(super) fn with_shared_expert(
     keys: &Keys<'_>,
     tensors: &mut Tensors<'_>,
@@ -178,13 +178,13 @@ pub(super) fn with_shared_expert(
     width: usize,
 ) -> Result<FeedForward, LoadError> {
     let mut block = feed_forward(keys, tensors, b, width)?;
-    if let FeedForward::Experts(experts) = &mut block
-        && tensors.has(&format!("{b}ffn_gate_shexp.weight"))
-    {
-        let inner = match keys.optional_size("expert_shared_feed_forward_length")? {
-            Some(inner) if inner > 0 => inner,
-            _ => experts.expert_width,
-        };
+    if let FeedForward::Experts(experts) = &mut block {
+        let inner = keys.optional_size("expert_shared_feed_forward_length")?.filter(|&inner| inner > 0);
+        let named = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"];
+        if inner.is_none() && !named.iter().any(|t| tensors.has(&format!("{b}{t}.weight"))) {
+            return Ok(block);
+        }
+        let inner = inner.unwrap_or(experts.expert_width);
         experts.shared = Some(SharedExpert {
             mlp: tensors.gated_mlp(b, "_shexp", width, inner)?,
             gate: tensors.linear(&format!("{b}ffn_gate_inp_shexp"), width, 1)?,

@@ -10,8 +10,14 @@ pub(super) struct Keys<'a> {
     prefix: &'static str,
 }
 
-/// No dimension, count or length of a model is larger.
+/// No dimension, count or length of a model is larger. Products of two such sizes fit into 64 bits with room for a sum.
 const SIZE_MAX: u64 = 1 << 31;
+/// No model has more layers, trunk and draft together.
+const LAYERS_MAX: usize = 4096;
+/// No model has more residual streams.
+const STREAMS_MAX: usize = 16;
+/// No projection of a layer has more columns: indices into a row of products fit into 32 bits.
+const COLUMNS_MAX: usize = 1 << 31;
 
 impl<'a> Keys<'a> {
     pub fn new(file: &'a ModelFile, prefix: &'static str) -> Keys<'a> {
@@ -29,6 +35,27 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| LoadError::MissingKey { key: self.full(key), wanted: "a positive integer" })
     }
 
+    /// `block_count`: layers in the file, the draft layer's included.
+    pub fn layers(&self) -> Result<usize, LoadError> {
+        let layers = self.size("block_count")?;
+        self.require("block_count", layers <= LAYERS_MAX, &format!("at most {LAYERS_MAX}"), layers)?;
+        Ok(layers)
+    }
+
+    /// `hyper_connection.count`: residual streams.
+    pub fn streams(&self) -> Result<usize, LoadError> {
+        let streams = self.size("hyper_connection.count")?;
+        let wanted = format!("between 1 and {STREAMS_MAX}");
+        self.require("hyper_connection.count", streams <= STREAMS_MAX, &wanted, streams)?;
+        Ok(streams)
+    }
+
+    /// Fails with a sentence about `key` unless a row of products may have that many columns.
+    pub fn require_columns(&self, key: &str, columns: usize) -> Result<(), LoadError> {
+        let found = format!("too large ({columns} columns in a projection)");
+        self.require(key, columns <= COLUMNS_MAX, &format!("at most {COLUMNS_MAX}"), found)
+    }
+
     /// A size, zero included. An array of equal values counts as that value.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let Some(values) = self.optional_integers(key)? else { return Ok(None) };
@@ -37,7 +64,7 @@ impl<'a> Keys<'a> {
             return Err(LoadError::BadKey {
                 key: self.full(key),
                 wanted: "one value for all layers".into(),
-                found: format!("{values:?}"),
+                found: listed(&values),
             });
         }
         if first > SIZE_MAX {
@@ -119,5 +146,14 @@ impl<'a> Keys<'a> {
                 found: found.to_string(),
             }),
         }
+    }
+}
+
+/// The values for a sentence: the first few of a long list.
+pub(super) fn listed(values: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    match values.len() {
+        0..=SHOWN => format!("{values:?}"),
+        len => format!("{:?} and {} more", &values[..SHOWN], len - SHOWN),
     }
 }

@@ -4,7 +4,7 @@ use super::keys::Keys;
 use super::tensors::Tensors;
 use super::{
     AttentionSpec, ExpertsSpec, FeedForward, GateUp, LayerSpec, Mixer, ModelSpec, Pairing, QkvProjection,
-    ReadSpec, RopeSpec, frame,
+    ReadSpec, Residual, frame,
 };
 use crate::error::LoadError;
 
@@ -25,12 +25,10 @@ pub(super) fn dense(
     tensors: &mut Tensors<'_>,
     style: Style,
 ) -> Result<ModelSpec, LoadError> {
-    let width = keys.size("embedding_length")?;
-    let (_, _, head_dim) = heads(keys, width)?;
-    let mut rope = RopeSpec::read(keys, style.pairing, head_dim)?;
-    rope.divisors = tensors.optional_vector("rope_freqs.weight", rope.frequencies.len())?;
-    let mut spec = frame(style.name, keys, tensors, rope)?;
-    for index in 0..keys.size("block_count")? {
+    let mut spec = frame(style.name, keys, tensors, style.pairing, Residual::Single)?;
+    let width = spec.width;
+    spec.rope.divisors = tensors.optional_vector("rope_freqs.weight", spec.rope.frequencies.len())?;
+    for index in 0..keys.layers()? {
         let b = format!("blk.{index}.");
         let mixer_read = ReadSpec::Norm { gamma: tensors.vector(&format!("{b}attn_norm.weight"), width)? };
         let mixer = Mixer::Attention(attention(keys, tensors, &b, width, false, style.head_norms)?);
@@ -49,6 +47,9 @@ pub(super) fn dense(
     Ok(spec)
 }
 
+/// No head is wider.
+const HEAD_DIM_MAX: usize = 1 << 16;
+
 /// Query heads, key/value heads, head dimension.
 pub(super) fn heads(keys: &Keys<'_>, width: usize) -> Result<(usize, usize, usize), LoadError> {
     let heads = keys.size("attention.head_count")?;
@@ -59,8 +60,24 @@ pub(super) fn heads(keys: &Keys<'_>, width: usize) -> Result<(usize, usize, usiz
         &format!("a divisor of the {heads} heads"),
         kv_heads,
     )?;
-    let head_dim = keys.optional_size("attention.key_length")?.unwrap_or(width / heads);
-    keys.require("attention.key_length", head_dim > 0, "a positive number", head_dim)?;
+    let head_dim = match keys.optional_size("attention.key_length")? {
+        Some(head_dim) => head_dim,
+        None => {
+            keys.require(
+                "attention.head_count",
+                width.is_multiple_of(heads),
+                &format!("a divisor of the width {width}, or attention.key_length,"),
+                heads,
+            )?;
+            width / heads
+        }
+    };
+    keys.require(
+        "attention.key_length",
+        (1..=HEAD_DIM_MAX).contains(&head_dim),
+        &format!("between 1 and {HEAD_DIM_MAX}"),
+        head_dim,
+    )?;
     let value_dim = keys.optional_size("attention.value_length")?.unwrap_or(head_dim);
     keys.require("attention.value_length", value_dim == head_dim, "the key length", value_dim)?;
     Ok((heads, kv_heads, head_dim))
@@ -77,13 +94,15 @@ pub(super) fn attention(
 ) -> Result<AttentionSpec, LoadError> {
     let (heads, kv_heads, head_dim) = heads(keys, width)?;
     let (q, kv) = (heads * head_dim * if gated { 2 } else { 1 }, kv_heads * head_dim);
-    let projection = match tensors.has(&format!("{b}attn_q.weight")) {
-        true => QkvProjection::Separate {
+    keys.require_columns("attention.head_count", q + 2 * kv)?;
+    let fused = tensors.has(&format!("{b}attn_qkv.weight")) && !tensors.has(&format!("{b}attn_q.weight"));
+    let projection = match fused {
+        false => QkvProjection::Separate {
             q: tensors.linear(&format!("{b}attn_q"), width, q)?,
             k: tensors.linear(&format!("{b}attn_k"), width, kv)?,
             v: tensors.linear(&format!("{b}attn_v"), width, kv)?,
         },
-        false => QkvProjection::Fused(tensors.linear(&format!("{b}attn_qkv"), width, q + 2 * kv)?),
+        true => QkvProjection::Fused(tensors.linear(&format!("{b}attn_qkv"), width, q + 2 * kv)?),
     };
     let mut norm = |name: &str| {
         head_norms.then(|| tensors.vector(&format!("{b}attn_{name}_norm.weight"), head_dim)).transpose()
@@ -93,14 +112,15 @@ pub(super) fn attention(
     Ok(AttentionSpec { heads, kv_heads, head_dim, projection, q_norm, k_norm, gated, output, indexer: None })
 }
 
-/// A dense block, or experts where the file has a router.
+/// A dense block, or experts where the layer has a router or their matrices.
 pub(super) fn feed_forward(
     keys: &Keys<'_>,
     tensors: &mut Tensors<'_>,
     b: &str,
     width: usize,
 ) -> Result<FeedForward, LoadError> {
-    if !tensors.has(&format!("{b}ffn_gate_inp.weight")) {
+    let routed = ["ffn_gate_inp", "ffn_down_exps"].iter().any(|t| tensors.has(&format!("{b}{t}.weight")));
+    if !routed {
         let inner = keys.size("feed_forward_length")?;
         return Ok(FeedForward::Dense(tensors.gated_mlp(b, "", width, inner)?));
     }

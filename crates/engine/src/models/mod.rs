@@ -55,6 +55,25 @@ pub struct ModelSpec {
     pub draft: Option<DraftSpec>,
     /// Every tensor named above, by [`TensorId`].
     pub tensors: Vec<Binding>,
+    /// What is odd about the file without being a reason to refuse it.
+    pub warnings: Vec<Warning>,
+}
+
+/// Something odd about a file that can be used all the same. The text is a sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
+    /// The file has the tensors of sparse attention, but its key asks for dense attention in every layer of the trunk.
+    #[error(
+        "key `{key}` names no block size although the indexer's tensors are there, as a known converter fault leaves \
+         it; blocks of {block_cells} cells are used"
+    )]
+    IndexerBlocksAssumed {
+        /// The key.
+        key: String,
+        /// Cells per block that are used instead.
+        block_cells: usize,
+    },
 }
 
 /// A linear layer `y = W x`, with what may follow it.
@@ -391,10 +410,16 @@ pub fn read_spec(file: &ModelFile, draft_file: Option<&ModelFile>) -> Result<Mod
         key: "general.architecture".into(),
         wanted: "the architecture's name",
     })?;
+    if found == DRAFT_CONTAINER {
+        return Err(LoadError::DraftContainer { found: found.to_owned() });
+    }
     let Some((name, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == found) else {
         let known = ARCHITECTURES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         return Err(LoadError::UnknownArchitecture { found: found.to_owned(), known });
     };
+    if let Some(draft) = draft_file {
+        check_draft_file(draft, name)?;
+    }
     let keys = Keys::new(file, name);
     let mut tensors = Tensors::new(file, draft_file);
     let mut spec = read(&keys, &mut tensors)?;
@@ -402,30 +427,59 @@ pub fn read_spec(file: &ModelFile, draft_file: Option<&ModelFile>) -> Result<Mod
     Ok(spec)
 }
 
-/// The text-only part that most architectures share: embedding, head, sizes.
+/// Another engine's container for a draft layer: the checkpoint's names, norms stored less 1.
+const DRAFT_CONTAINER: &str = "qwen4exp-mtp";
+
+/// A draft layer's own file is of the model's architecture, and of one that has such layers.
+fn check_draft_file(draft: &ModelFile, architecture: &'static str) -> Result<(), LoadError> {
+    let found = draft.metadata.string("general.architecture")?.unwrap_or("none");
+    if found == DRAFT_CONTAINER {
+        return Err(LoadError::DraftContainer { found: found.to_owned() });
+    }
+    if architecture != "qwen4exp" || found != architecture {
+        return Err(LoadError::DraftArchitecture { found: found.to_owned(), wanted: architecture });
+    }
+    Ok(())
+}
+
+/// How an architecture keeps its residual.
+#[derive(Clone, Copy)]
+enum Residual {
+    Single,
+    /// As many gated streams as `hyper_connection.count` says.
+    Streams,
+}
+
+/// The part that all architectures share: embedding, head, positions, sizes.
 fn frame(
     architecture: &'static str,
     keys: &Keys<'_>,
     tensors: &mut Tensors<'_>,
-    rope: RopeSpec,
+    pairing: Pairing,
+    residual: Residual,
 ) -> Result<ModelSpec, LoadError> {
     let width = keys.size("embedding_length")?;
+    // First of all: once the embedding is there, the width is no more than the file can hold.
     let (embedding, vocabulary) = tensors.table("token_embd.weight", width)?;
+    let (_, _, head_dim) = llama::heads(keys, width)?;
+    let rope = RopeSpec::read(keys, pairing, head_dim)?;
     let output = match tensors.optional_linear("output", width, vocabulary)? {
         Some(output) => output,
         None => Linear { weight: embedding, bias: None, scale: None, inputs: width, outputs: vocabulary },
     };
-    let output_read = match tensors.has("output_norm.weight") {
-        true => ReadSpec::Norm { gamma: tensors.vector("output_norm.weight", width)? },
-        false => tensors.stream_read("output_hc", width, keys, false)?,
+    let (streams, output_read) = match residual {
+        Residual::Single => (1, ReadSpec::Norm { gamma: tensors.vector("output_norm.weight", width)? }),
+        Residual::Streams => (keys.streams()?, tensors.stream_read("output_hc", width, keys, false)?),
     };
+    let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
+    keys.require("attention.layer_norm_rms_epsilon", norm_eps >= 0.0, "a number of at least 0", norm_eps)?;
     Ok(ModelSpec {
         architecture,
         vocabulary,
         width,
         context_tokens: keys.size("context_length")?,
-        norm_eps: keys.float("attention.layer_norm_rms_epsilon")?,
-        streams: 1,
+        norm_eps,
+        streams,
         rope,
         embedding,
         layers: Vec::new(),
@@ -433,5 +487,6 @@ fn frame(
         output,
         draft: None,
         tensors: Vec::new(),
+        warnings: Vec::new(),
     })
 }

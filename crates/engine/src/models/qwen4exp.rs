@@ -2,36 +2,28 @@
 //! attention, experts with a shared one, and a draft layer.
 
 use super::hybrid::{HeadOrder, delta_net, recurrent_layers, with_shared_expert};
-use super::keys::Keys;
-use super::llama::{attention, heads};
+use super::keys::{Keys, listed};
+use super::llama::attention;
 use super::tensors::Tensors;
 use super::{
     Activation, AttentionSpec, DraftSpec, IndexerSpec, LayerSpec, Mixer, ModelSpec, NgramSpec, Pairing,
-    RopeSpec, frame,
+    Residual, Warning, frame,
 };
 use crate::error::LoadError;
 
 pub(super) fn read(keys: &Keys<'_>, tensors: &mut Tensors<'_>) -> Result<ModelSpec, LoadError> {
-    let width = keys.size("embedding_length")?;
-    let (_, _, head_dim) = heads(keys, width)?;
-    let mut spec = frame("qwen4exp", keys, tensors, RopeSpec::read(keys, Pairing::Halves, head_dim)?)?;
-    spec.streams = keys.size("hyper_connection.count")?;
-    keys.require(
-        "hyper_connection.count",
-        (1..=16).contains(&spec.streams),
-        "between 1 and 16",
-        spec.streams,
-    )?;
+    let mut spec = frame("qwen4exp", keys, tensors, Pairing::Halves, Residual::Streams)?;
+    let (width, rotated) = (spec.width, spec.rope.dims());
     let recurrent = recurrent_layers(keys)?;
-    let ratios = compress_ratios(keys, tensors, &recurrent)?;
-    let ngram_layer = ngram_layer(keys, recurrent.len())?;
+    let ratios = compress_ratios(keys, tensors, &recurrent, &mut spec.warnings)?;
+    let ngram_layer = ngram_layer(keys, tensors, recurrent.len())?;
     for (index, &recurrent) in recurrent.iter().enumerate() {
         let b = format!("blk.{index}.");
         let mixer = match recurrent {
             true => {
                 Mixer::DeltaNet(delta_net(keys, tensors, &b, width, HeadOrder::Tiled, Activation::Sigmoid)?)
             }
-            false => Mixer::Attention(sparse_attention(keys, tensors, &b, width, ratios[index])?),
+            false => Mixer::Attention(sparse_attention(keys, tensors, &b, (width, rotated), ratios[index])?),
         };
         let mut layer = layer(keys, tensors, &b, index, width, mixer)?;
         if ngram_layer == Some(index) {
@@ -39,7 +31,7 @@ pub(super) fn read(keys: &Keys<'_>, tensors: &mut Tensors<'_>) -> Result<ModelSp
         }
         spec.layers.push(layer);
     }
-    spec.draft = draft(keys, tensors, recurrent.len(), width, &ratios)?;
+    spec.draft = draft(keys, tensors, recurrent.len(), (width, rotated), &ratios)?;
     Ok(spec)
 }
 
@@ -63,35 +55,48 @@ fn layer(
 
 /// Cells per indexer block of each layer, 0 for dense attention and recurrent layers.
 ///
-/// Some converters write 0 for every layer although the indexer's tensors are there; 4 is right for them.
+/// A single number stands for every layer. Some converters write 0 for every layer although the indexer's tensors are
+/// there; 4 is right for them, and is worth a warning.
 fn compress_ratios(
     keys: &Keys<'_>,
     tensors: &Tensors<'_>,
     recurrent: &[bool],
+    warnings: &mut Vec<Warning>,
 ) -> Result<Vec<usize>, LoadError> {
     let key = "attention.compress_ratios";
     let mut ratios = keys.optional_integers(key)?.unwrap_or_default();
-    keys.require(
-        key,
-        ratios.iter().all(|&r| r <= 256),
-        "at most 256 cells per block",
-        format!("{ratios:?}"),
-    )?;
+    keys.require(key, ratios.iter().all(|&r| r <= 256), "at most 256 cells per block", listed(&ratios))?;
+    match ratios[..] {
+        [one] => ratios.resize(recurrent.len() + 1, one),
+        _ => keys.require(
+            key,
+            ratios.is_empty() || ratios.len() >= recurrent.len(),
+            &format!("a value for each of {} layers", recurrent.len()),
+            format!("{} values", ratios.len()),
+        )?,
+    }
     ratios.resize(ratios.len().max(recurrent.len() + 1), 0);
     let has_indexer = |i: usize| tensors.has(&format!("blk.{i}.indexer.q_proj.weight"));
-    if ratios[..recurrent.len()].iter().all(|&r| r == 0) {
+    let trunk = 0..recurrent.len();
+    if trunk.clone().all(|i| ratios[i] == 0) && trunk.clone().any(|i| !recurrent[i] && has_indexer(i)) {
         for (_, ratio) in ratios.iter_mut().enumerate().filter(|&(index, _)| has_indexer(index)) {
-            *ratio = 4;
+            *ratio = ASSUMED_BLOCK_CELLS as u64;
         }
+        warnings
+            .push(Warning::IndexerBlocksAssumed { key: keys.full(key), block_cells: ASSUMED_BLOCK_CELLS });
     }
     Ok(ratios.into_iter().map(|r| r as usize).collect())
 }
 
+/// Cells per indexer block where the file does not say.
+const ASSUMED_BLOCK_CELLS: usize = 4;
+
+/// `width` of the residual stream, and how many values of each head (the indexer's too) are `rotated`.
 fn sparse_attention(
     keys: &Keys<'_>,
     tensors: &mut Tensors<'_>,
     b: &str,
-    width: usize,
+    (width, rotated): (usize, usize),
     block_cells: usize,
 ) -> Result<AttentionSpec, LoadError> {
     let mut spec = attention(keys, tensors, b, width, true, true)?;
@@ -106,13 +111,13 @@ fn sparse_attention(
             "a divisor of 256 cells",
             block_cells,
         )?;
-        let rotated = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
         keys.require(
             "attention.indexer.key_length",
             head_dim >= rotated,
-            "at least rope.dimension_count",
+            &format!("at least the {rotated} rotated dimensions"),
             head_dim,
         )?;
+        keys.require_columns("attention.indexer.head_count", heads * head_dim)?;
         spec.indexer = Some(IndexerSpec {
             heads,
             head_dim,
@@ -127,16 +132,21 @@ fn sparse_attention(
     Ok(spec)
 }
 
-fn ngram_layer(keys: &Keys<'_>, layers: usize) -> Result<Option<usize>, LoadError> {
-    let list = keys.optional_integers("ple.layers")?.unwrap_or_default();
-    keys.require("ple.layers", list.len() <= 1, "at most one layer", format!("{list:?}"))?;
+fn ngram_layer(keys: &Keys<'_>, tensors: &Tensors<'_>, layers: usize) -> Result<Option<usize>, LoadError> {
+    let list = keys.optional_integers("ple.layers")?;
+    if list.is_none() && tensors.has("per_layer_token_embd.weight") {
+        let wanted = "the layer that reads the n-gram table";
+        return Err(LoadError::MissingKey { key: keys.full("ple.layers"), wanted });
+    }
+    let list = list.unwrap_or_default();
+    keys.require("ple.layers", list.len() <= 1, "at most one layer", listed(&list))?;
     let Some(&layer) = list.first() else { return Ok(None) };
     keys.require("ple.layers", (layer as usize) < layers, &format!("a layer below {layers}"), layer)?;
     Ok(Some(layer as usize))
 }
 
 fn ngram(keys: &Keys<'_>, tensors: &mut Tensors<'_>, b: &str, width: usize) -> Result<NgramSpec, LoadError> {
-    let flat = width * keys.size("hyper_connection.count")?;
+    let flat = width * keys.streams()?;
     let ngram = keys.size("ple.ngram_size")?;
     keys.require("ple.ngram_size", (2..=8).contains(&ngram), "between 2 and 8", ngram)?;
     let heads_per_ngram = keys.size("ple.heads_per_ngram")?;
@@ -182,7 +192,7 @@ fn draft(
     keys: &Keys<'_>,
     tensors: &mut Tensors<'_>,
     index: usize,
-    width: usize,
+    (width, rotated): (usize, usize),
     ratios: &[usize],
 ) -> Result<Option<DraftSpec>, LoadError> {
     tensors.use_draft_file(true);
@@ -197,14 +207,14 @@ fn draft(
             false => Ok(None),
         };
     }
-    let flat = width * keys.size("hyper_connection.count")?;
+    let flat = width * keys.streams()?;
     // A file whose trunk list lacks the draft layer's entry has the indexer's tensors to go by.
     let indexed = tensors.has(&format!("{b}indexer.q_proj.weight"));
     let ratio = match ratios.get(index).copied().unwrap_or(0) {
-        0 if indexed => ratios.iter().copied().max().filter(|&r| r > 0).unwrap_or(4),
+        0 if indexed => ratios.iter().copied().max().filter(|&r| r > 0).unwrap_or(ASSUMED_BLOCK_CELLS),
         ratio => ratio,
     };
-    let mixer = Mixer::Attention(sparse_attention(keys, tensors, &b, width, ratio)?);
+    let mixer = Mixer::Attention(sparse_attention(keys, tensors, &b, (width, rotated), ratio)?);
     let draft = DraftSpec {
         combine: tensors.linear(&format!("{b}nextn.eh_proj"), 2 * width, width)?,
         embedding_norm: tensors.vector(&format!("{b}nextn.enorm.weight"), width)?,

@@ -1,6 +1,6 @@
 //! Rotary positions: which pairs rotate, by which frequency, along which axis.
 
-use super::keys::Keys;
+use super::keys::{Keys, listed};
 use super::tensors::TensorId;
 use crate::error::LoadError;
 
@@ -78,9 +78,11 @@ fn axes(keys: &Keys<'_>, pairs: usize) -> Result<Vec<u8>, LoadError> {
     };
     keys.require(
         "rope.dimension_sections",
-        sections.len() >= 3 && sections.iter().sum::<u64>() <= pairs as u64,
+        (3..=4).contains(&sections.len())
+            && sections.iter().all(|&s| s <= pairs as u64)
+            && sections.iter().sum::<u64>() <= pairs as u64,
         &format!("three or four numbers that add up to at most {pairs}"),
-        format!("{sections:?}"),
+        listed(&sections),
     )?;
     Ok((0..pairs as u64)
         .map(|j| match j % 3 {
@@ -93,23 +95,31 @@ fn axes(keys: &Keys<'_>, pairs: usize) -> Result<Vec<u8>, LoadError> {
 
 /// Applies `rope.scaling.*` and returns the magnitude of the rotation.
 ///
-/// Linear: frequencies divided by the factor. YaRN (Peng et al. 2023): frequencies that turn often within the original
-/// context stay, those that turn less than once are divided, with a ramp between; magnitude `1 + 0.1 ln(factor)`.
+/// Linear (also where a factor comes without a type, as older files have it): frequencies divided by the factor. YaRN
+/// (Peng et al. 2023): frequencies that turn often within the original context stay, those that turn less than once are
+/// divided, with a ramp between; magnitude `1 + 0.1 ln(factor)`. `attn_factor` multiplies the magnitude of any type.
+/// Which keys count and what their absence means is llama.cpp's reading of them.
 fn scale(keys: &Keys<'_>, base: f64, frequencies: &mut [f64]) -> Result<f64, LoadError> {
-    let kind = keys.optional_string("rope.scaling.type")?.unwrap_or("none");
-    let factor = f64::from(keys.optional_float("rope.scaling.factor")?.unwrap_or(1.0));
-    if kind == "none" || factor == 0.0 {
-        return Ok(1.0);
-    }
-    keys.require("rope.scaling.factor", factor >= 1.0, "a number of at least 1", factor)?;
+    let kind = keys.optional_string("rope.scaling.type")?.unwrap_or("linear");
+    let key = match keys.optional_float("rope.scaling.factor")? {
+        Some(_) => "rope.scaling.factor",
+        None => "rope.scale_linear",
+    };
+    let factor = match keys.optional_float(key)? {
+        None | Some(0.0) => 1.0,
+        Some(factor) => f64::from(factor),
+    };
+    keys.require(key, factor > 0.0, "a positive number", factor)?;
+    let magnitude = positive(keys, "rope.scaling.attn_factor", 1.0)?;
     match kind {
+        "none" => Ok(magnitude),
         "linear" => {
             for frequency in frequencies {
                 *frequency /= factor;
             }
-            Ok(1.0)
+            Ok(magnitude)
         }
-        "yarn" => yarn(keys, base, factor, frequencies),
+        "yarn" => Ok(magnitude * yarn(keys, base, factor, frequencies)?),
         other => Err(LoadError::BadKey {
             key: keys.full("rope.scaling.type"),
             wanted: "none, linear or yarn".into(),
@@ -118,17 +128,24 @@ fn scale(keys: &Keys<'_>, base: f64, frequencies: &mut [f64]) -> Result<f64, Loa
     }
 }
 
+fn positive(keys: &Keys<'_>, key: &str, default: f32) -> Result<f64, LoadError> {
+    let value = keys.optional_float(key)?.unwrap_or(default);
+    keys.require(key, value > 0.0, "a positive number", value)?;
+    Ok(f64::from(value))
+}
+
+/// YaRN: scales the frequencies and returns the magnitude.
 fn yarn(keys: &Keys<'_>, base: f64, factor: f64, frequencies: &mut [f64]) -> Result<f64, LoadError> {
     let original = match keys.optional_size("rope.scaling.original_context_length")? {
         Some(tokens) if tokens > 0 => tokens,
         _ => keys.size("context_length")?,
     };
-    let number = |key: &str, default: f32| -> Result<f64, LoadError> {
-        Ok(f64::from(keys.optional_float(key)?.unwrap_or(default)))
-    };
-    let beta_fast = number("rope.scaling.yarn_beta_fast", 32.0)?;
-    let beta_slow = number("rope.scaling.yarn_beta_slow", 1.0)?;
-    let attention_factor = number("rope.scaling.attn_factor", 1.0)?;
+    let beta_fast = positive(keys, "rope.scaling.yarn_beta_fast", 32.0)?;
+    let beta_slow = positive(keys, "rope.scaling.yarn_beta_slow", 1.0)?;
+    // How much of the kept frequencies there is in the mix; without any, YaRN is linear scaling.
+    let kept = f64::from(keys.optional_float("rope.scaling.yarn_ext_factor")?.unwrap_or(1.0));
+    keys.require("rope.scaling.yarn_ext_factor", kept <= 1.0, "a number of at most 1", kept)?;
+    let kept = if kept < 0.0 { 1.0 } else { kept };
     let dims = 2.0 * frequencies.len() as f64;
     // The pair that turns `turns` times within the original context.
     let pair_of = |turns: f64| {
@@ -138,7 +155,8 @@ fn yarn(keys: &Keys<'_>, base: f64, factor: f64, frequencies: &mut [f64]) -> Res
     let high = pair_of(beta_slow).ceil().min(dims - 1.0);
     for (j, frequency) in frequencies.iter_mut().enumerate() {
         let ramp = ((j as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-        *frequency = *frequency / factor * ramp + *frequency * (1.0 - ramp);
+        let keep = (1.0 - ramp) * kept;
+        *frequency = *frequency / factor * (1.0 - keep) + *frequency * keep;
     }
-    Ok(attention_factor * (1.0 + 0.1 * libm::log(factor)))
+    Ok(if kept == 0.0 || factor <= 1.0 { 1.0 } else { 1.0 + 0.1 * libm::log(factor) })
 }

@@ -155,8 +155,14 @@ impl<'a> Tensors<'a> {
             1 => self.optional_vector(&format!("{name}.bias"), outputs)?,
             _ => None,
         };
-        let scale = self.optional_vector(&format!("{name}.scale"), experts)?;
+        let scale = self.scale(&format!("{name}.scale"), experts)?;
         Ok(Linear { weight, bias, scale, inputs, outputs })
+    }
+
+    /// What the product is multiplied by: one value, or one per expert.
+    fn scale(&mut self, name: &str, experts: usize) -> Result<Option<TensorId>, LoadError> {
+        let one = self.find(name).is_some_and(|info| info.shape.iter().all(|&n| n == 1));
+        self.optional_vector(name, if one { 1 } else { experts })
     }
 
     /// `ffn_gate`, `ffn_up`, `ffn_down` of layer prefix `prefix`, with `suffix` behind each (`_shexp`).
@@ -182,7 +188,7 @@ impl<'a> Tensors<'a> {
         keys: &Keys<'_>,
         writes: bool,
     ) -> Result<ReadSpec, LoadError> {
-        let streams = keys.size("hyper_connection.count")?;
+        let streams = keys.streams()?;
         let rank = keys.size("hyper_connection.low_rank")?;
         let flat = streams * width;
         Ok(ReadSpec::Streams {

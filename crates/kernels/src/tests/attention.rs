@@ -80,9 +80,16 @@ fn the_maximum_is_the_first_of_equals_and_never_nan() {
         &[f32::NAN; 33],
         &[f32::INFINITY, 1.0],
     ];
-    let mut long = [-3.0; 40];
-    (long[20], long[3], long[37]) = (-0.0, f32::NAN, 0.0);
-    for case in cases.into_iter().chain([&long[..]]) {
+    // Zeros of both signs in every pair of places of whole vectors and of what is left over.
+    let mut long = Vec::new();
+    for first in [0, 3, 15, 16, 20, 31, 33] {
+        for second in [2, 8, 19, 30, 32, 39] {
+            let mut scores = vec![-3.0; 40];
+            (scores[1], scores[first], scores[second]) = (f32::NAN, -0.0, 0.0);
+            long.push(scores);
+        }
+    }
+    for case in cases.into_iter().chain(long.iter().map(|scores| &scores[..])) {
         let run = |kernels: &Kernels| {
             let mut scores = case.to_vec();
             let (max, sum) = kernels.softmax_partition(&mut scores);

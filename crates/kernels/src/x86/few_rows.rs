@@ -66,30 +66,100 @@ pub(super) fn matmul<S: Simd, F: Packed>(
 ) {
     assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
     let groups = x.k / GROUP_VALUES;
-    let mut chains = [Chain::ZERO; FEW_ROWS];
-    let mut terms = [[s.splat(0.0); LANES]; FEW_ROWS];
+    let mut room = Room { chains: [Chain::ZERO; FEW_ROWS], terms: [[s.splat(0.0); LANES]; FEW_ROWS] };
     for c in (0..out.columns()).step_by(LANES) {
         let weights = weights.slice(c, LANES.min(out.columns() - c));
         for first in (0..groups).step_by(CHAIN_GROUPS) {
-            let count = CHAIN_GROUPS.min(groups - first);
-            let chains = &mut chains[..rows.len()];
-            for (chain, &row) in chains.iter_mut().zip(rows) {
-                chain.set::<S, F>(x, row as usize, first, count);
+            let part = Part { weights, x, rows, first, c };
+            // The usual cases with their bounds known.
+            match groups - first {
+                CHAIN_GROUPS.. => part.add::<S, F>(s, CHAIN_GROUPS, CHAIN_GROUPS, &mut room, out),
+                count @ ..=4 => part.add::<S, F>(s, count, 4, &mut room, out),
+                count => part.add::<S, F>(s, count, CHAIN_GROUPS, &mut room, out),
             }
-            // The usual case with its bounds known.
-            if count == CHAIN_GROUPS {
-                set_terms::<S, F>(s, &weights, first, CHAIN_GROUPS, chains, &mut terms);
+        }
+    }
+}
+
+/// What one chain needs room for: the activations as codes want them, and terms `[activation row][weight row]`.
+struct Room<S: Simd> {
+    chains: [Chain; FEW_ROWS],
+    terms: [[S::F; LANES]; FEW_ROWS],
+}
+
+/// One chain of up to sixteen weight rows against all activation rows.
+struct Part<'a> {
+    weights: WeightRows<'a>,
+    x: &'a Int8Rows<'a>,
+    rows: &'a [u32],
+    /// The chain's first group.
+    first: usize,
+    /// The tile's column of the first weight row.
+    c: usize,
+}
+
+impl Part<'_> {
+    /// Adds the sums of the chain's `count` groups to the outputs. `bound` is at least `count`: 4 or 16.
+    #[inline(always)]
+    fn add<S: Simd, F: Packed>(
+        &self,
+        s: S,
+        count: usize,
+        bound: usize,
+        room: &mut Room<S>,
+        out: &mut Tile<'_>,
+    ) {
+        for (chain, &row) in room.chains.iter_mut().zip(self.rows) {
+            chain.set::<S, F>(self.x, row as usize, self.first, count);
+        }
+        self.set_terms::<S, F>(s, count, bound, room);
+        for r in 0..self.rows.len() {
+            let mut terms = room.terms[r];
+            s.transpose(&mut terms);
+            let mut acc = s.splat(0.0);
+            for g in 0..count {
+                acc = s.add(acc, terms[g]);
+            }
+            let out = &mut out.row(r)[self.c..self.c + self.weights.rows()];
+            add_chain(s, self.first == 0, acc, out);
+        }
+    }
+
+    /// The terms of the chain's groups, for each weight row and activation row.
+    #[inline(always)]
+    fn set_terms<S: Simd, F: Packed>(&self, s: S, count: usize, bound: usize, room: &mut Room<S>) {
+        let weights = &self.weights;
+        // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
+        let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
+        for lane in 0..weights.rows() {
+            let bytes = chain_bytes::<F>(weights.row(lane), self.first, count);
+            chain_scales::<F>(bytes, count, &mut d[lane], &mut min[lane]);
+        }
+        for lane in 0..weights.rows() {
+            let bytes = chain_bytes::<F>(weights.row(lane), self.first, count);
+            // Sixteen rows at a time are too many streams for the processor to foresee.
+            let next = bytes.as_ptr().wrapping_add(LANES * weights.row_bytes());
+            for line in (0..bytes.len()).step_by(64) {
+                s.prefetch(next.wrapping_add(line));
+            }
+            let codes = F::codes(s, bytes, count, bound);
+            let d = s.load_f16(&d[lane]);
+            let scales = if F::QUADS {
+                [s.splat_i(0); 2]
             } else {
-                set_terms::<S, F>(s, &weights, first, count, chains, &mut terms);
-            }
-            for r in 0..rows.len() {
-                s.transpose(&mut terms[r]);
-                let mut acc = s.splat(0.0);
-                for g in 0..count {
-                    acc = s.add(acc, terms[r][g]);
+                // The last block stands in for one that is missing.
+                let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
+                [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
+            };
+            for (chain, terms) in room.chains[..self.rows.len()].iter().zip(&mut room.terms) {
+                let isum = integer_sums::<S, F>(s, bound, &codes, &scales, chain);
+                let d_a = s.load(&chain.d);
+                let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
+                if F::HAS_MIN {
+                    let min = s.mul(s.load_f16(&min[lane]), d_a);
+                    t = s.add(t, s.mul(s.load(&chain.sums), min));
                 }
-                let out = &mut out.row(r)[c..c + weights.rows()];
-                add_chain(s, first == 0, acc, out);
+                terms[lane] = t;
             }
         }
     }
@@ -108,62 +178,19 @@ pub(super) fn add_chain<S: Simd>(s: S, first: bool, sums: S::F, out: &mut [f32])
     }
 }
 
-/// `terms[r][lane]`: the terms of a chain of weight row `lane` with activation row r, one per group.
+/// The integer sums of the groups of a chain, the first `bound` of sixteen.
 #[inline(always)]
-fn set_terms<S: Simd, F: Packed>(
+fn integer_sums<S: Simd, F: Packed>(
     s: S,
-    weights: &WeightRows<'_>,
-    first: usize,
-    count: usize,
-    chains: &[Chain],
-    terms: &mut [[S::F; LANES]; FEW_ROWS],
-) {
-    // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
-    let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
-    for lane in 0..weights.rows() {
-        chain_scales::<F>(
-            chain_bytes::<F>(weights.row(lane), first, count),
-            count,
-            &mut d[lane],
-            &mut min[lane],
-        );
-    }
-    for lane in 0..weights.rows() {
-        let bytes = chain_bytes::<F>(weights.row(lane), first, count);
-        // Sixteen rows at a time are too many streams for the processor to foresee.
-        let next = bytes.as_ptr().wrapping_add(LANES * weights.row_bytes());
-        for line in (0..bytes.len()).step_by(64) {
-            s.prefetch(next.wrapping_add(line));
-        }
-        let codes = F::codes(s, bytes, count);
-        let d = s.load_f16(&d[lane]);
-        let scales = if F::QUADS {
-            [s.splat_i(0); 2]
-        } else {
-            // The last block stands in for one that is missing.
-            let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
-            [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
-        };
-        for (chain, terms) in chains.iter().zip(terms.iter_mut()) {
-            let isum = integer_sums::<S, F>(s, &codes, &scales, chain);
-            let d_a = s.load(&chain.d);
-            let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
-            if F::HAS_MIN {
-                let min = s.mul(s.load_f16(&min[lane]), d_a);
-                t = s.add(t, s.mul(s.load(&chain.sums), min));
-            }
-            terms[lane] = t;
-        }
-    }
-}
-
-/// The integer sums of the sixteen groups of a chain.
-#[inline(always)]
-fn integer_sums<S: Simd, F: Packed>(s: S, codes: &[S::B; 8], scales: &[S::I; 2], chain: &Chain) -> S::I {
+    bound: usize,
+    codes: &[S::B; 8],
+    scales: &[S::I; 2],
+    chain: &Chain,
+) -> S::I {
     let zero = s.splat_i(0);
     if F::QUADS {
         let mut sums = [zero; 4];
-        for i in 0..4 {
+        for i in 0..bound / 4 {
             let first = s.dot_bytes(F::SIGNED, zero, codes[2 * i], s.load_b(&chain.q[2 * i]));
             sums[i] = s.dot_bytes(F::SIGNED, first, codes[2 * i + 1], s.load_b(&chain.q[2 * i + 1]));
         }

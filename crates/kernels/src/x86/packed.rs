@@ -14,8 +14,8 @@ pub(super) trait Packed: Shape {
     const QUADS: bool;
 
     /// Codes of the `count` groups of a chain, encoded as [`Shape`] says; what stands in the place of groups beyond is not
-    /// specified. `chain` is the bytes of their blocks.
-    fn codes<S: Simd>(s: S, chain: &[u8], count: usize) -> [S::B; 8];
+    /// specified. `chain` is the bytes of their blocks, `bound` at least `count`: 4 or 16.
+    fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8];
 
     /// Half-precision bits of the float scale of group g, and of the minimum's factor in formats that have one.
     fn scale_bits(chain: &[u8], g: usize) -> [u16; 2];
@@ -44,9 +44,9 @@ fn quad<S: Simd, F: Format>(s: S, chain: &[u8], count: usize, i: usize, at: usiz
 
 /// Codes of formats with 16 bytes of nibbles from `at` on.
 #[inline(always)]
-fn nibble_quads<S: Simd, F: Format>(s: S, chain: &[u8], count: usize, at: usize) -> [S::B; 8] {
+fn nibble_quads<S: Simd, F: Format>(s: S, chain: &[u8], count: usize, bound: usize, at: usize) -> [S::B; 8] {
     let mut codes = [s.zero_b(); 8];
-    for i in 0..count.div_ceil(4) {
+    for i in 0..bound / 4 {
         [codes[2 * i], codes[2 * i + 1]] = s.nibbles(quad::<S, F>(s, chain, count, i, at));
     }
     codes
@@ -56,8 +56,8 @@ impl Packed for Q4_0 {
     const QUADS: bool = true;
 
     #[inline(always)]
-    fn codes<S: Simd>(s: S, chain: &[u8], count: usize) -> [S::B; 8] {
-        nibble_quads::<S, Self>(s, chain, count, 2)
+    fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
+        nibble_quads::<S, Self>(s, chain, count, bound, 2)
     }
 
     #[inline(always)]
@@ -70,8 +70,8 @@ impl Packed for Q4_1 {
     const QUADS: bool = true;
 
     #[inline(always)]
-    fn codes<S: Simd>(s: S, chain: &[u8], count: usize) -> [S::B; 8] {
-        nibble_quads::<S, Self>(s, chain, count, 4)
+    fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
+        nibble_quads::<S, Self>(s, chain, count, bound, 4)
     }
 
     #[inline(always)]
@@ -84,9 +84,9 @@ impl Packed for Q8_0 {
     const QUADS: bool = true;
 
     #[inline(always)]
-    fn codes<S: Simd>(s: S, chain: &[u8], count: usize) -> [S::B; 8] {
+    fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
         let mut codes = [s.zero_b(); 8];
-        for i in 0..count.div_ceil(4) {
+        for i in 0..bound / 4 {
             codes[2 * i] = s.signed_b(quad::<S, Self>(s, chain, count, i, 2));
             codes[2 * i + 1] = s.signed_b(quad::<S, Self>(s, chain, count, i, 18));
         }
@@ -103,7 +103,7 @@ impl Packed for Q6K {
     const QUADS: bool = false;
 
     #[inline(always)]
-    fn codes<S: Simd>(s: S, chain: &[u8], count: usize) -> [S::B; 8] {
+    fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let mut codes = [s.zero_b(); 8];
         for half in 0..count / 4 {
             let block = &chain[half / 2 * Self::BLOCK_BYTES..];

@@ -89,7 +89,7 @@ impl Panel {
         let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
         for lane in 0..weights.rows() {
             let chain = chain_bytes::<F>(weights.row(lane), first, count);
-            for (vector, codes) in F::codes(s, chain, count).into_iter().zip(&mut codes) {
+            for (vector, codes) in F::codes(s, chain, count, CHAIN_GROUPS).into_iter().zip(&mut codes) {
                 s.store_b(vector, &mut codes[lane]);
             }
             chain_scales::<F>(chain, count, &mut d[lane], &mut min[lane]);

@@ -1,0 +1,161 @@
+//! What the program prints of its numbers equals the oracle, or what can be computed from its other output.
+
+mod support;
+
+use serde_json::Value;
+use support::*;
+
+const F32_MODELS: [&str; 8] =
+    ["llama-tiny", "q2-tiny", "q3-tiny", "q3moe-tiny", "q3next-tiny", "q35-tiny", "q35moe-tiny", "q4e-tiny"];
+
+fn short_prompt(name: &str) -> Vec<u32> {
+    ids(&oracle::json("index.json")[name]["prompts"]["short"]["tokens"])
+}
+
+fn assert_close(found: &[f32], wanted: &[f32], bound: f32, what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        assert!((found - wanted).abs() < bound, "{what} value {i}: {found}, expected {wanted}");
+    }
+}
+
+#[test]
+fn logits_equal_the_oracle() {
+    for name in F32_MODELS {
+        let bound = if name == "q35moe-tiny" { 5e-4 } else { 2e-4 };
+        let golden = oracle::npz(name);
+        let wanted = &golden["short/logits"];
+        let prompt = listed(&short_prompt(name));
+        let found = rows(
+            &json(&["logits", "-m", &model(&format!("{name}-F32")), "--tokens", &prompt, "--json"])["logits"],
+        );
+        assert_eq!(found.len(), wanted.shape[0], "{name}: a row for every position");
+        for (i, row) in found.iter().enumerate() {
+            assert_close(row, wanted.row(i), bound, &format!("{name} row {i}"));
+        }
+    }
+}
+
+#[test]
+fn intermediates_equal_the_oracle_and_change_no_logit() {
+    let name = "q4e-tiny";
+    let golden = oracle::npz(name);
+    let (file, prompt) = (model("q4e-tiny-F32"), listed(&short_prompt(name)));
+    let tapped = json(&["logits", "-m", &file, "--tokens", &prompt, "--json", "--taps"]);
+    let plain = json(&["logits", "-m", &file, "--tokens", &prompt, "--json"]);
+    assert!(plain.get("taps").is_none());
+    assert_eq!(tapped["logits"], plain["logits"]);
+    let mut compared = 0;
+    for (tap, found) in tapped["taps"].as_object().expect("names") {
+        let Some(wanted) = golden.get(&format!("short/{tap}")) else { continue };
+        let oracle::Data::F32(values) = &wanted.data else { continue };
+        // The oracle orders chosen experts and cells in its own way.
+        if [".moe.ids", ".moe.weights", ".selected"].iter().any(|end| tap.ends_with(end)) {
+            continue;
+        }
+        let width: usize = wanted.shape[1..].iter().product();
+        assert_eq!(found["width"], width, "{tap}");
+        let found = rows(&found["values"]);
+        assert!(found.iter().all(|row| row.len() == width), "{tap}");
+        assert_close(&found.concat(), values, 1e-4, tap);
+        compared += 1;
+    }
+    assert!(compared > 10, "only {compared} intermediates were compared");
+}
+
+#[test]
+fn printed_numbers_are_the_same_floats_on_any_number_of_threads() {
+    let (file, prompt) = (model("q4e-quant-Q4_K"), listed(&short_prompt("q4e-quant")));
+    let print = |threads: &str, more: &[&str]| {
+        let args = ["logits", "-m", &file, "--tokens", &prompt, "--json", "--threads", threads];
+        let ran = strata(&[&args[..], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        ran.stdout
+    };
+    let one = print("1", &[]);
+    assert_eq!(one, print("3", &[]));
+    assert_eq!(one, print("2", &["--isa", "scalar", "--kv", "f32"]));
+    assert_ne!(one, print("1", &["--kv", "f16"]));
+    // The shortest digits that read back the same: no number can lose one and stay.
+    let document: Value = serde_json::from_str(&one).expect("JSON");
+    let number = document["logits"][0][0].as_f64().expect("a number") as f32;
+    assert!(one.starts_with(&format!("{{\"logits\": [[{number:?},")), "{}", &one[..60]);
+}
+
+#[test]
+fn long_inputs_are_read_in_several_passes() {
+    let name = "q3next-tiny";
+    let golden = oracle::npz(name);
+    let wanted = &golden["long/logits"];
+    let prompt = ids(&oracle::json("index.json")[name]["prompts"]["long"]["tokens"]);
+    assert!(prompt.len() > 64, "longer than a pass");
+    let printed = json(&["logits", "-m", &model("q3next-tiny-F32"), "--tokens", &listed(&prompt), "--json"]);
+    let found = rows(&printed["logits"]);
+    let first = found.len() - wanted.shape[0];
+    for (i, row) in found[first..].iter().enumerate() {
+        assert_close(row, wanted.row(i), 2e-4, &format!("row {}", first + i));
+    }
+}
+
+#[test]
+fn the_table_shows_the_likeliest_token() {
+    let (file, prompt) = (model("q2-tiny-F32"), listed(&short_prompt("q2-tiny")));
+    let printed = json(&["logits", "-m", &file, "--tokens", &prompt, "--json"]);
+    let best: Vec<String> = rows(&printed["logits"]).iter().map(|row| argmax(row).to_string()).collect();
+    let table = strata(&["logits", "-m", &file, "--tokens", &prompt]).stdout;
+    let column: Vec<&str> =
+        table.lines().skip(1).map(|line| line.split_whitespace().nth(2).expect("a column")).collect();
+    assert_eq!(column, best);
+}
+
+/// The convention, written down a second time from the logits of each chunk alone.
+#[test]
+fn perplexity_is_that_of_the_second_halves() {
+    let file = model("q2-tiny-F32");
+    let text = "The quick brown fox jumps over the lazy dog, and 1234 other words follow it.\n".repeat(3);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("text.txt");
+    std::fs::write(&path, &text).expect("written");
+    let path = support::text(&path);
+    let ctx = 32;
+    let tokens = ids(&json(&["tokenize", "-m", &file, "-p", text.trim_end(), "--json"])["tokens"]);
+    let mut nll = Vec::new();
+    for chunk in tokens.chunks_exact(ctx) {
+        let args = ["logits", "-m", &file, "--tokens", &listed(chunk), "--json", "--kv", "f16"];
+        let logits = rows(&json(&args)["logits"]);
+        for i in ctx / 2..ctx - 1 {
+            let sum: f64 = logits[i].iter().map(|&logit| f64::from(logit).exp()).sum();
+            nll.push(sum.ln() - f64::from(logits[i][chunk[i + 1] as usize]));
+        }
+    }
+    let chunks = tokens.len() / ctx;
+    assert!(chunks >= 3, "{} tokens are too few for this test", tokens.len());
+    let mean = nll.iter().sum::<f64>() / nll.len() as f64;
+    let variance = nll.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / nll.len() as f64;
+    let error = (variance / (nll.len() - 1) as f64).sqrt() * mean.exp();
+    let found = json(&["perplexity", "-m", &file, "-f", &path, "--ctx", "32", "--json"]);
+    assert_eq!((&found["chunks"], &found["scored_tokens"]), (&chunks.into(), &nll.len().into()));
+    let relative = |key: &str, wanted: f64| (found[key].as_f64().expect("a number") / wanted - 1.0).abs();
+    assert!(relative("perplexity", mean.exp()) < 1e-9, "{found}, expected {}", mean.exp());
+    assert!(relative("standard_error", error) < 1e-6, "{found}, expected {error}");
+    let fewer = json(&["perplexity", "-m", &file, "-f", &path, "--ctx", "32", "--chunks", "1", "--json"]);
+    assert_eq!(fewer["chunks"], 1);
+}
+
+#[test]
+fn bench_figures_fit_together() {
+    let file = model("q3moe-tiny-F32");
+    let report = json(&["bench", "-m", &file, "-p", "40", "-n", "4", "--repeat", "1", "--json"]);
+    let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
+    let round = |key: &str| report["rounds"][0][key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
+    let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
+    assert!(close(number("read_tokens_per_second"), 40.0 / round("read_seconds")), "{report}");
+    assert!(close(number("write_tokens_per_second"), 4.0 / round("write_seconds")), "{report}");
+    let rate = number("write_bytes_per_token") * number("write_tokens_per_second");
+    assert!(close(number("write_bytes_per_second"), rate), "{report}");
+    assert!(close(number("bandwidth_fraction"), rate / round("bandwidth_bytes_per_second")), "{report}");
+    assert!(number("read_products_per_second") > number("read_tokens_per_second"), "{report}");
+    // Without a prompt there is nothing to say about reading.
+    let report = json(&["bench", "-m", &file, "-p", "0", "-n", "1", "--repeat", "1", "--json"]);
+    assert!(report["read_tokens_per_second"].is_null(), "{report}");
+}

@@ -1,0 +1,87 @@
+//! Running the program.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// What a run of the program left behind.
+#[derive(Debug)]
+pub struct Ran {
+    /// The exit code.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// The program, not yet started.
+pub fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs the program to its end.
+pub fn strata(args: &[&str]) -> Ran {
+    ran(program(args).output().expect("the program starts"))
+}
+
+/// As [`strata`], with this on its standard input.
+pub fn strata_reading(args: &[&str], input: &[u8]) -> Ran {
+    let mut child = program(args).stdin(Stdio::piped()).spawn().expect("the program starts");
+    child.stdin.take().expect("a pipe").write_all(input).expect("the program reads");
+    ran(child.wait_with_output().expect("the program ends"))
+}
+
+fn ran(output: std::process::Output) -> Ran {
+    Ran {
+        code: output.status.code().expect("an exit code"),
+        stdout: String::from_utf8(output.stdout).expect("whole characters"),
+        stderr: String::from_utf8(output.stderr).expect("whole characters"),
+    }
+}
+
+/// Runs a command that must succeed and print one JSON value.
+pub fn json(args: &[&str]) -> Value {
+    let ran = strata(args);
+    assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+    serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", ran.stdout))
+}
+
+/// Path of an oracle model as an argument.
+pub fn model(name: &str) -> String {
+    text(&oracle::model(name))
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> String {
+    path.to_str().expect("a path that is text").to_owned()
+}
+
+/// An array of token ids.
+pub fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+}
+
+/// Token ids as an argument.
+pub fn listed(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// An array of rows.
+pub fn rows(value: &Value) -> Vec<Vec<f32>> {
+    let row = |row: &Value| -> Vec<f32> {
+        row.as_array().expect("a row").iter().map(|v| v.as_f64().expect("a number") as f32).collect()
+    };
+    value.as_array().expect("rows").iter().map(row).collect()
+}
+
+/// Index of the largest value.
+pub fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).expect("a value") as u32
+}
