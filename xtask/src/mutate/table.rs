@@ -51,8 +51,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "few rows add the groups of a chain from its end",
         file: "crates/kernels/src/x86/few_rows.rs",
-        old: "for g in 0..count {\n                    acc = s.add",
-        new: "for g in (0..count).rev() {\n                    acc = s.add",
+        old: "acc = s.add(acc, terms[g]);",
+        new: "acc = s.add(acc, terms[count - 1 - g]);",
         test: INTEGER,
         quick: false,
     },
