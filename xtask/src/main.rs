@@ -11,6 +11,7 @@ cargo xtask NAME
                             FLAGS go to `strata run` as they are
   test                      everything a change must pass: format, tidy, lints, tests
   tidy [--lower]            the invariants of the tree; --lower takes improved counts into the ratchet
+  mutate [--quick | NAME]   breaks each rule of purity once in a copy and sees its test fail
   qualify                   the long checks, by hand; appends their figures to bench/qualify.csv
 ";
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         "test" => no_flags(rest).and_then(|()| xtask::test::run(&root)),
         "tidy" if rest == ["--lower"] => xtask::tidy::lower(&root),
         "tidy" => no_flags(rest).and_then(|()| xtask::tidy::run(&root)),
+        "mutate" => xtask::mutate::run(&root, rest),
         "qualify" => no_flags(rest).and_then(|()| xtask::qualify::run(&root)),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

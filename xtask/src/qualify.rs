@@ -9,7 +9,8 @@ use crate::process::{self, command};
 
 /// A check that is too long for every change: its name and its command. A command is a test runner; the figure kept is
 /// the number of its tests that passed.
-const STEPS: &[(&str, &str)] = &[("release-tests", "cargo test --workspace --release")];
+const STEPS: &[(&str, &str)] =
+    &[("release-tests", "cargo test --workspace --release"), ("mutants", "cargo xtask mutate")];
 
 /// Runs every step and appends one row for each.
 ///

@@ -19,7 +19,7 @@ struct Case {
     name: String,
     model: Arc<Model>,
     prompts: Vec<Prompt>,
-    wanted: Vec<Bits>,
+    wanted: Vec<Whole>,
     empty: State,
 }
 
@@ -103,7 +103,7 @@ fn threads_and_instruction_sets_do_not_matter(case: &Case, bounds: [&[usize]; 3]
 
 /// Chunks that end right before, at and right after the places where something is cut: blocks of the indexer, tiles of
 /// rows, partitions of cells.
-const CUTS: [&[usize]; 3] = [&[3, 63, 255], &[4, 64, 256], &[1, 15, 16, 17, 65, 257]];
+const CUTS: [&[usize]; 3] = [&[3, 63, 255], &[4, 64, 256], &[1, 15, 16, 17, 65, 257, 258, 259]];
 
 /// Which rows want logits changes what is computed, not what comes out.
 fn wanted_rows_do_not_matter(case: &Case) {

@@ -6,8 +6,10 @@ use engine::backend::Backend;
 use engine::error::StepError;
 use engine::models::ModelSpec;
 use engine::stage::Stage;
-use engine::state::State;
+use engine::state::{State, TailSlot};
 use engine::window::{Input, Row, Span, Window};
+use kernels::PARTITION_CELLS;
+use kernels::table::Cells;
 
 /// SplitMix64 (Steele, Lea and Flood 2014): the same numbers from the same seed on every machine.
 pub struct Random(u64);
@@ -199,13 +201,69 @@ impl Part {
 /// Logits of every row as bits.
 pub type Bits = Vec<Vec<u32>>;
 
+/// What reading a whole prompt alone gives.
+#[derive(PartialEq)]
+pub struct Whole {
+    /// Logits of every row.
+    pub rows: Bits,
+    /// What the state holds then.
+    pub contents: Vec<(String, Vec<u32>)>,
+}
+
+/// Bits of everything that a state holds of its tokens, by name. Matrices that some accepted rows have yet to enter are
+/// left out.
+fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
+    let layout = state.layout();
+    let tokens = state.tokens();
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+    let mut contents = Vec::new();
+    for (layer, cells) in layout.attention.iter().enumerate() {
+        let mut found = Vec::new();
+        for first in (0..tokens).step_by(PARTITION_CELLS) {
+            let (block, rows) = (state.block(first / PARTITION_CELLS), (tokens - first).min(PARTITION_CELLS));
+            let mut ranges: Vec<Range<usize>> = (0..cells.kv_heads)
+                .flat_map(|head| [cells.keys(head), cells.values(head)])
+                .map(|range| range.start..range.start + rows * cells.head_dim)
+                .collect();
+            ranges.extend(
+                cells.indexer.map(|indexer| {
+                    indexer.first..indexer.first + rows / indexer.block_cells * indexer.head_dim
+                }),
+            );
+            for range in ranges {
+                match block.cells(range) {
+                    Cells::F32(values) => found.extend(values.iter().map(|v| v.to_bits())),
+                    Cells::F16(values) => found.extend(values.iter().map(|&v| u32::from(v))),
+                }
+            }
+        }
+        contents.push((format!("cells of attention layer {layer}"), found));
+        contents.push((format!("raw keys of attention layer {layer}"), bits(state.raw_keys(layer))));
+    }
+    let tail = |slot| {
+        let tail = state.tail(slot);
+        (1..=tail.rows()).flat_map(|back| bits(tail.before(back))).collect()
+    };
+    for layer in 0..layout.delta.len() {
+        contents.push((format!("tail of delta-net layer {layer}"), tail(TailSlot::Delta(layer))));
+    }
+    if layout.ngram.is_some() {
+        contents.push(("tail of the n-gram block".into(), tail(TailSlot::Ngram)));
+        contents.push(("n-gram history".into(), state.ngram_history().to_vec()));
+    }
+    for layer in (0..layout.delta.len()).filter(|&layer| state.delta(layer).pending.rows == 0) {
+        contents.push((format!("matrices of delta-net layer {layer}"), bits(&state.delta(layer).matrices)));
+    }
+    contents
+}
+
 /// A prompt being read.
 #[derive(Clone)]
 pub struct Reader<'a> {
     /// What is read.
     pub prompt: &'a Prompt,
-    /// Logits of every row, read alone in one window.
-    pub wanted: &'a Bits,
+    /// What reading it alone in one window gives.
+    pub wanted: &'a Whole,
     /// Rows read.
     pub at: usize,
     /// The state after them.
@@ -214,7 +272,7 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// At the start of the prompt.
-    pub fn new(prompt: &'a Prompt, wanted: &'a Bits, empty: &State) -> Reader<'a> {
+    pub fn new(prompt: &'a Prompt, wanted: &'a Whole, empty: &State) -> Reader<'a> {
         Reader { prompt, wanted, at: 0, state: empty.clone() }
     }
 
@@ -239,15 +297,17 @@ pub fn run<B: Backend>(
     Ok(rows.map(|row| row.iter().map(|v| v.to_bits()).collect()).collect())
 }
 
-/// The logits of every row of the prompt, read alone in one window.
-pub fn whole<B: Backend>(stage: &mut Stage<B>, prompt: &Prompt, empty: &State) -> Bits {
+/// Reads the prompt alone in one window.
+pub fn whole<B: Backend>(stage: &mut Stage<B>, prompt: &Prompt, empty: &State) -> Whole {
     let mut window = Window::default();
     prompt.push(&stage.model().spec, &mut window, 0..prompt.len(), &Part::of(0, prompt.len()));
-    run(stage, &window, &mut [&mut empty.clone()]).unwrap_or_else(|e| panic!("{e}"))
+    let mut state = empty.clone();
+    let rows = run(stage, &window, &mut [&mut state]).unwrap_or_else(|e| panic!("{e}"));
+    Whole { rows, contents: contents(&state) }
 }
 
 /// Runs one window of these parts (one per reader at most, in ascending order) and compares the logits of all right
-/// rows that were wanted.
+/// rows that were wanted, and at the end of a prompt what the state holds.
 pub fn step<B: Backend>(what: &str, stage: &mut Stage<B>, readers: &mut [Reader<'_>], parts: &[Part]) {
     let model = stage.model().clone();
     let mut window = Window::default();
@@ -269,8 +329,9 @@ pub fn step<B: Backend>(what: &str, stage: &mut Stage<B>, readers: &mut [Reader<
         for i in (0..part.rows).filter(|&i| part.outputs.wants(i, part.rows)) {
             let found = logits.next().expect("a row of logits for each row that wants them");
             let index = reader.at + i;
-            if i < part.right && *found != reader.wanted[index] {
-                let first = found.iter().zip(&reader.wanted[index]).position(|(a, b)| a != b);
+            let wanted = &reader.wanted.rows[index];
+            if i < part.right && found != wanted {
+                let first = found.iter().zip(wanted).position(|(a, b)| a != b);
                 panic!(
                     "{what}: row {index} of {}, row {i} of {part:?} in a window of {} rows and {} sequences: \
                      other bits than alone, first in logit {first:?}",
@@ -285,6 +346,11 @@ pub fn step<B: Backend>(what: &str, stage: &mut Stage<B>, readers: &mut [Reader<
         }
         reader.at += part.keep;
         assert_eq!(reader.state.tokens(), reader.at, "{what}");
+        if reader.left() == 0 {
+            for ((name, found), (_, wanted)) in contents(&reader.state).iter().zip(&reader.wanted.contents) {
+                assert!(found == wanted, "{what}: the {name} are not those of the prompt read alone");
+            }
+        }
     }
     assert!(logits.next().is_none(), "{what}: more rows of logits than wanted");
 }

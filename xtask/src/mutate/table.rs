@@ -1,0 +1,193 @@
+//! The mutants: each breaks one rule that makes rows independent of their company.
+
+/// A change of one place in the sources, and the test that must fail then.
+#[derive(Debug)]
+pub struct Mutant {
+    /// What is broken.
+    pub name: &'static str,
+    /// The file, from the root.
+    pub file: &'static str,
+    /// Text that stands there once.
+    pub old: &'static str,
+    /// What takes its place.
+    pub new: &'static str,
+    /// Which target of `engine`, as Cargo's flag, and the filter of its tests.
+    pub test: (&'static str, &'static str),
+    /// True for the few that run with every change.
+    pub quick: bool,
+}
+
+const STATE: &str = "crates/engine/src/state/mod.rs";
+const ROWS_AHEAD: &str = "crates/engine/src/state/recurrent.rs";
+const CODEC: &str = "crates/engine/src/state/codec.rs";
+const CPU: &str = "crates/engine/src/backend/cpu/mod.rs";
+const ATTENTION: &str = "crates/engine/src/backend/cpu/attention.rs";
+const RECURRENT: &str = "crates/engine/src/backend/cpu/recurrent.rs";
+const PRODUCTS: &str = "crates/engine/src/backend/cpu/products.rs";
+
+const LLAMA: (&str, &str) = ("--test purity", "rows_are_pure::llama");
+const LLAMA_LONG: (&str, &str) = ("--test purity", "long_rows_are_pure::llama");
+const EXPERTS: (&str, &str) = ("--test purity", "rows_are_pure::qwen3moe");
+const DELTA: (&str, &str) = ("--test purity", "rows_are_pure::qwen35");
+const DELTA_LONG: (&str, &str) = ("--test purity", "long_rows_are_pure::qwen35");
+const SPARSE: (&str, &str) = ("--test purity", "rows_are_pure::qwen4exp");
+const INTEGER: (&str, &str) = ("--test purity", "other_types_are_pure::q8_0");
+
+/// All of them.
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "activations are quantised per window, not per row",
+        file: PRODUCTS,
+        old: "|(((x, q), d), sum16)| self.kernels.quantize_row(x, q, d, sum16));",
+        new: "|(((x, q), d), sum16)| {
+            let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            let x: Vec<f32> = x.iter().map(|v| v / largest).collect();
+            self.kernels.quantize_row(&x, q, d, sum16);
+            d.iter_mut().for_each(|d| *d *= largest);
+        });",
+        test: INTEGER,
+        quick: true,
+    },
+    Mutant {
+        name: "few rows add the groups of a chain from its end",
+        file: "crates/kernels/src/x86/few_rows.rs",
+        old: "acc = s.add(acc, terms[g]);",
+        new: "acc = s.add(acc, terms[count - 1 - g]);",
+        test: INTEGER,
+        quick: false,
+    },
+    Mutant {
+        name: "experts are added from the last when rows have company",
+        file: CPU,
+        old: "for &assignment in &pass.routing.by_row[row * used..][..used] {",
+        new: "let mut order = pass.routing.by_row[row * used..][..used].to_vec();
+                if pass.window.rows.len() > 1 {
+                    order.reverse();
+                }
+                for &assignment in &order {",
+        test: EXPERTS,
+        quick: true,
+    },
+    Mutant {
+        name: "among equal router logits the higher expert wins",
+        file: "crates/engine/src/backend/routing.rs",
+        old: "expect(\"no NaN\").then(a.cmp(b))",
+        new: "expect(\"no NaN\").then(b.cmp(a))",
+        test: ("--lib", "routing"),
+        quick: false,
+    },
+    Mutant {
+        name: "rows of a tile see each other's cells",
+        file: ATTENTION,
+        old: "let visible = (first_cell + r + 1).saturating_sub(start)",
+        new: "let visible = last_visible.saturating_sub(start)",
+        test: LLAMA,
+        quick: false,
+    },
+    Mutant {
+        name: "a lone row merges partitions from the last",
+        file: ATTENTION,
+        old: "for partition in 0..last_visible.div_ceil(PARTITION_CELLS) {",
+        new: "for i in 0..last_visible.div_ceil(PARTITION_CELLS) {
+            let last = last_visible.div_ceil(PARTITION_CELLS) - 1;
+            let partition = if tile.rows() > 1 { i } else { last - i };",
+        test: LLAMA_LONG,
+        quick: false,
+    },
+    Mutant {
+        name: "only the first raw key of a window is rounded as stored",
+        file: ATTENTION,
+        old: "if state.layout().kv == KvType::F16 {",
+        new: "if state.layout().kv == KvType::F16 && row == span.first {",
+        test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "blocks that the window completes later can be chosen",
+        file: ATTENTION,
+        old: "q, indexer, visible / indexer.block_cells);",
+        new: "q, indexer, (first + span.count) / indexer.block_cells);",
+        test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "another thread's band starts at row 0",
+        file: CPU,
+        old: "f(*first + i, values);",
+        new: "f(i + 0 * *first, values);",
+        test: DELTA_LONG,
+        quick: false,
+    },
+    Mutant {
+        name: "logits are those of the first rows, not of the wanted ones",
+        file: CPU,
+        old: "let from = pass.outputs[row] as usize;",
+        new: "let from = row;",
+        test: LLAMA,
+        quick: false,
+    },
+    Mutant {
+        name: "replay leaves out the first accepted row",
+        file: RECURRENT,
+        old: "for row in 0..item.pending.rows {",
+        new: "for row in 1..item.pending.rows {",
+        test: DELTA,
+        quick: true,
+    },
+    Mutant {
+        name: "rows of a draft enter the matrices at once",
+        file: RECURRENT,
+        old: "match item.span.tentative {\n            false",
+        new: "match item.span.tentative && item.head > 99 {\n            false",
+        test: DELTA,
+        quick: false,
+    },
+    Mutant {
+        name: "a draft's verdict reaches the convolution one row late",
+        file: ROWS_AHEAD,
+        old: "let kept = keep - self.skipped.min(keep);",
+        new: "let kept = (keep - self.skipped.min(keep)).max(1);",
+        test: DELTA,
+        quick: false,
+    },
+    Mutant {
+        name: "a verdict takes away rows that were accepted before",
+        file: ROWS_AHEAD,
+        old: "if std::mem::take(&mut self.open) {",
+        new: "self.open = false;\n        if self.pending.rows > keep {",
+        test: ("--test state", "a_refused_window_changes_no_state"),
+        quick: false,
+    },
+    Mutant {
+        name: "n-grams remember rejected tokens",
+        file: STATE,
+        old: "self.ngram_pending.truncate(keep);",
+        new: "",
+        test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "raw keys of rejected rows stay",
+        file: STATE,
+        old: "raw.truncate(held * indexer.head_dim);",
+        new: "let _ = held * indexer.head_dim;",
+        test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "the block that a fork writes to starts empty",
+        file: STATE,
+        old: "*block = Arc::new(block.duplicate()?);",
+        new: "*block = Arc::new(CellBlock::new(self.layout.kv, self.layout.block_values)?);",
+        test: LLAMA,
+        quick: true,
+    },
+    Mutant {
+        name: "a restored state has forgotten its n-grams",
+        file: CODEC,
+        old: "*token = self.u32()?;",
+        new: "*token = self.u32()? & 1;",
+        test: SPARSE,
+        quick: false,
+    },
+];
