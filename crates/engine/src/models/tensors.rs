@@ -78,16 +78,17 @@ impl<'a> Tensors<'a> {
 
     /// A tensor of exactly this shape; trailing extents of 1 may be left out or added by the file.
     fn bind(&mut self, name: &str, wanted: &[usize], form: Form) -> Result<TensorId, LoadError> {
-        let info = self
-            .find(name)
-            .ok_or_else(|| LoadError::MissingTensor { name: name.to_owned(), wanted: wanted.to_vec() })?;
-        let strip = |shape: Vec<usize>| {
+        let strip = |shape: &[usize]| {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
             shape[..len].to_vec()
         };
+        let stripped = strip(wanted);
+        let Some(info) = self.find(name) else {
+            return Err(LoadError::MissingTensor { name: name.to_owned(), wanted: stripped });
+        };
         let found: Vec<usize> = info.shape.iter().map(|&n| n as usize).collect();
-        if strip(found.clone()) != strip(wanted.to_vec()) {
-            return Err(LoadError::TensorShape { name: name.to_owned(), found, wanted: wanted.to_vec() });
+        if strip(&found) != stripped {
+            return Err(LoadError::TensorShape { name: name.to_owned(), found, wanted: stripped });
         }
         Ok(self.add(name, form, wanted[0], wanted[1..].iter().product()))
     }
