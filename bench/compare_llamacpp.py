@@ -146,9 +146,9 @@ def speed(args, model):
     ours, theirs = {"read": [], "write": []}, {"read": [], "write": []}
     ids = [100 + i * 37 % 1000 for i in range(512)]
     for _ in range(args.rounds):
-        run = strata(args, "bench", "-p", "512", "-n", "128", "--repeat", "1", "--threads", "2", "--json")
-        ours["read"].append(run["read_tokens_per_second"])
-        ours["write"].append(run["write_tokens_per_second"])
+        for kind, p, n in (("read", "512", "0"), ("write", "0", "128")):
+            run = strata(args, "bench", "-p", p, "-n", n, "--repeat", "1", "--threads", "2", "--json")
+            ours[kind].append(run[f"{kind}_tokens_per_second"])
         c = llcpp.Ctx(model, n_ctx=1024, kv="F16", flash=True)
         start = time.perf_counter()
         c.decode(ids, all_logits=False)
@@ -170,6 +170,20 @@ def speed(args, model):
     return out
 
 
+def figures(out):
+    """One short text per part."""
+    if g := out.get("greedy"):
+        yield (f"greedy answers that differ: {g['differ']} of {len(PROMPTS)} on F32 weights {g['differ_8bit']} on the file"
+               f" ({g['differ_8bit_llamacpp_itself']} llama.cpp from itself)")
+    if p := out.get("perplexity"):
+        yield f"perplexity {p['perplexity']:.3f} (llama.cpp {p['llamacpp']:.3f})"
+    if s := out.get("speed"):
+        for kind in ("read", "write"):
+            low, high = s[kind]["interval_95"]
+            yield (f"{kind} {s[kind]['tokens_per_s']:.0f} tok/s (llama.cpp {s[kind]['llamacpp']:.0f}) ratio"
+                   f" {s[kind]['ratio']:.2f} [{low:.2f} {high:.2f}]")
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
@@ -182,6 +196,7 @@ def main():
     parts = {"greedy": greedy, "perplexity": perplexity, "speed": speed}
     out = {name: parts[name](args, model) for name in args.parts.split(",")}
     print(json.dumps(out, indent=1))
+    print("figures: " + "; ".join(figures(out)))
     sys.exit(0 if all(part["ok"] for part in out.values()) else 1)
 
 

@@ -73,42 +73,55 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// Runs a test runner, passes its output on as it comes, and counts its tests.
+/// What a runner's output tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Its tests.
+    pub counts: Counts,
+    /// What follows `figures: ` on the last line that begins so.
+    pub figures: Option<String>,
+}
+
+/// Runs a test runner or a benchmark, passes its output on as it comes, and keeps what it reports.
 ///
-/// The outcome is the runner's own; the counts are there in both cases.
-pub fn run_tests(mut command: Command) -> (Result<(), String>, Counts) {
+/// The outcome is the runner's own; the report is there in both cases.
+pub fn run_tests(mut command: Command) -> (Result<(), String>, Report) {
     if std::io::stderr().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
     }
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = match started {
         Ok(child) => child,
-        Err(error) => return (Err(not_started(&command, &error)), Counts::default()),
+        Err(error) => return (Err(not_started(&command, &error)), Report::default()),
     };
     let stderr = child.stderr.take().expect("stderr is piped");
     let stdout = child.stdout.take().expect("stdout is piped");
     let other = std::thread::spawn(move || pass_on(stderr, std::io::stderr()));
-    let mut counts = pass_on(stdout, std::io::stdout());
-    counts += other.join().expect("passing lines on does not panic");
+    let mut report = pass_on(stdout, std::io::stdout());
+    report.counts += other.join().expect("passing lines on does not panic").counts;
     let outcome = match child.wait() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("`{}` ended with {status}", shown(&command))),
         Err(error) => Err(format!("`{}` could not be waited for: {error}", shown(&command))),
     };
-    (outcome, counts)
+    (outcome, report)
 }
 
-fn pass_on(from: impl Read, mut to: impl Write) -> Counts {
-    let mut counts = Counts::default();
+fn pass_on(from: impl Read, mut to: impl Write) -> Report {
+    let mut report = Report::default();
     let mut reader = BufReader::new(from);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
         // A closed terminal must not end the run: the counts still matter.
         let _ = to.write_all(&line);
-        counts += Counts::of_line(&String::from_utf8_lossy(&line));
+        let text = String::from_utf8_lossy(&line);
+        report.counts += Counts::of_line(&text);
+        if let Some(figures) = text.strip_prefix("figures: ") {
+            report.figures = Some(figures.trim().to_owned());
+        }
         line.clear();
     }
-    counts
+    report
 }
 
 /// The line without terminal colour sequences (ESC, `[`, digits and `;`, `m`).

@@ -7,10 +7,13 @@ use std::time::Instant;
 
 use crate::process::{self, command};
 
-/// A check that is too long for every change: its name and its command. A command is a test runner; the figure kept is
-/// the number of its tests that passed.
-const STEPS: &[(&str, &str)] =
-    &[("release-tests", "cargo test --workspace --release"), ("mutants", "cargo xtask mutate")];
+/// A check that is too long for every change: its name and its command. A test runner is known by the number of its
+/// tests that passed, a benchmark by the line of figures it prints.
+const STEPS: &[(&str, &str)] = &[
+    ("release-tests", "cargo test --workspace --release"),
+    ("mutants", "cargo xtask mutate"),
+    ("llamacpp", "bench/llamacpp"),
+];
 
 /// Runs every step and appends one row for each.
 ///
@@ -23,11 +26,16 @@ pub fn run(root: &Path) -> Result<(), String> {
     for &(name, line) in STEPS {
         println!("== {name}: {line}");
         let start = Instant::now();
-        let (outcome, counts) = process::run_tests(command(root, line));
+        let (outcome, report) = process::run_tests(command(root, line));
         let seconds = start.elapsed().as_secs_f64();
         let result = if outcome.is_ok() { "ok" } else { "failed" };
+        let counts = report.counts;
         println!("== {name}: {result}, {seconds:.0} s, {} passed, {} failed", counts.passed, counts.failed);
-        let row = format!("{date},{commit},{name},{result},{seconds:.0},{},{}", counts.passed, counts.failed);
+        let figures = report.figures.unwrap_or_default().replace([',', '"'], ";");
+        let row = format!(
+            "{date},{commit},{name},{result},{seconds:.0},{},{},{figures}",
+            counts.passed, counts.failed
+        );
         append(&root.join("bench").join("qualify.csv"), &row)?;
         if outcome.is_err() {
             failed.push(name);
@@ -41,7 +49,7 @@ fn append(table: &Path, row: &str) -> Result<(), String> {
         std::fs::create_dir_all(table.parent().expect("the table lies in a folder"))?;
         let mut file = OpenOptions::new().create(true).append(true).open(table)?;
         if file.metadata()?.len() == 0 {
-            writeln!(file, "date,commit,step,result,seconds,passed,failed")?;
+            writeln!(file, "date,commit,step,result,seconds,passed,failed,figures")?;
         }
         writeln!(file, "{row}")
     };

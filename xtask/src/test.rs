@@ -39,8 +39,8 @@ pub fn test_runner(root: &Path) -> &'static str {
 }
 
 fn count(counts: &mut Counts, root: &Path, line: &str) -> Result<(), String> {
-    let (outcome, counted) = process::run_tests(command(root, line));
-    *counts += counted;
+    let (outcome, report) = process::run_tests(command(root, line));
+    *counts += report.counts;
     outcome
 }
 
