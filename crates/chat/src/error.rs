@@ -138,6 +138,18 @@ pub enum Error {
         /// The budget, in the template engine's units.
         fuel: u64,
     },
+    /// The chat template took longer than anyone waits.
+    #[error("the chat template takes more than {seconds} seconds")]
+    TemplateTime {
+        /// The limit.
+        seconds: f64,
+    },
+    /// The system gives no thread to run the chat template on.
+    #[error("the chat template cannot be run: {reason}")]
+    TemplateThread {
+        /// The system's answer.
+        reason: String,
+    },
     /// The chat template wrote more than allowed.
     #[error("the chat template writes more than {max} bytes")]
     TemplateOutput {

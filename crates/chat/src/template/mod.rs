@@ -1,9 +1,10 @@
 //! The chat template of a model file: a Jinja program that turns messages into a prompt.
 //!
 //! Run as Hugging Face's `apply_chat_template` runs it, whose behaviour template authors write for. The program comes from
-//! an untrusted file: its work, its memory and its output are bounded.
+//! an untrusted file: its work, its memory, its output and the time that one waits for it are bounded.
 
 mod python;
+mod thread;
 
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,8 @@ mod tests;
 use std::borrow::Cow;
 use std::error::Error as _;
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value};
@@ -18,8 +21,8 @@ use serde_json::Map;
 
 use crate::{Error, Message, Tokenizer};
 
-/// Longest template, in bytes; real ones have up to some 30,000.
-const SOURCE_BYTES_MAX: usize = 1 << 20;
+/// Longest template, in bytes; real ones have up to some 30,000. The stack of [`thread`] is measured for it.
+const SOURCE_BYTES_MAX: usize = 1 << 17;
 
 /// Calls within calls (macros, loops that recurse) before a template is stopped, so that it fits a small stack.
 const RECURSION_MAX: usize = 64;
@@ -40,12 +43,16 @@ pub struct Limits {
     pub fuel: u64,
     /// Length of the prompt.
     pub output_bytes_max: usize,
+    /// How long parsing and rendering are waited for, each. The steps bound neither the parser, which takes minutes to
+    /// fold a long chain of constants, nor what the engine does within one step: to compare small lists that hold each
+    /// other many times over can take for ever.
+    pub time_max: Duration,
 }
 
 impl Default for Limits {
     /// At most 128 MB of data and about half a second; a conversation of 1,000 messages and 1 MB needs some 5 % of it.
     fn default() -> Limits {
-        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20 }
+        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(10) }
     }
 }
 
@@ -71,7 +78,7 @@ pub struct RenderInput<'a> {
 /// A chat template, parsed.
 #[derive(Debug)]
 pub struct Template {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     limits: Limits,
 }
 
@@ -87,7 +94,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// If it is too long or does not parse.
+    /// If it is too long, does not parse, or takes too much time to parse.
     pub fn with_limits(source: &str, limits: Limits) -> Result<Template, Error> {
         if source.len() > SOURCE_BYTES_MAX {
             return Err(Error::TemplateLength { bytes: source.len(), max: SOURCE_BYTES_MAX });
@@ -97,15 +104,19 @@ impl Template {
         environment.set_syntax(syntax.expect("the delimiters are the default ones"));
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(RECURSION_MAX);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", python::raise_exception);
         let source = without_generation_tags(source).into_owned();
-        environment.add_template_owned(NAME, source).map_err(|error| {
-            let (line, reason) = describe(&error);
-            Error::TemplateSyntax { line, reason }
-        })?;
-        Ok(Template { environment, limits })
+        let environment =
+            thread::run(limits.time_max, move || match environment.add_template_owned(NAME, source) {
+                Ok(()) => Ok(environment),
+                Err(error) => {
+                    let (line, reason) = describe(&error);
+                    Err(Error::TemplateSyntax { line, reason })
+                }
+            })??;
+        Ok(Template { environment: Arc::new(environment), limits })
     }
 
     /// The template of a model file, or ChatML if the file has none and the vocabulary has `<|im_start|>`.
@@ -125,31 +136,35 @@ impl Template {
     /// # Errors
     /// If the template refuses the messages, fails, or exceeds its limits.
     pub fn render(&self, input: &RenderInput) -> Result<String, Error> {
-        let template = self.environment.get_template(NAME).expect("added when parsed");
-        let mut output =
-            Bounded { bytes: Vec::new(), bytes_max: self.limits.output_bytes_max, exceeded: false };
-        let result = template.render_captured_to(context(input), &mut output).map(drop);
-        if output.exceeded {
-            return Err(Error::TemplateOutput { max: self.limits.output_bytes_max });
-        }
-        result.map_err(|error| self.run_error(&error))?;
-        Ok(String::from_utf8(output.bytes).expect("the engine writes text"))
+        let (environment, limits, context) = (self.environment.clone(), self.limits, context(input));
+        thread::run(limits.time_max, move || render(&environment, limits, context))?
     }
+}
 
-    fn run_error(&self, error: &minijinja::Error) -> Error {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(current) = cause {
-            if let Some(python::Raised(reason)) = current.downcast_ref() {
-                return Error::TemplateRefused { reason: reason.clone() };
-            }
-            if current.downcast_ref().is_some_and(|e: &minijinja::Error| e.kind() == ErrorKind::OutOfFuel) {
-                return Error::TemplateBudget { fuel: self.limits.fuel };
-            }
-            cause = current.source();
-        }
-        let (line, reason) = describe(error);
-        Error::TemplateRun { line, reason }
+fn render(environment: &Environment, limits: Limits, context: Value) -> Result<String, Error> {
+    let template = environment.get_template(NAME).expect("added when parsed");
+    let mut output = Bounded { bytes: Vec::new(), bytes_max: limits.output_bytes_max, exceeded: false };
+    let result = template.render_captured_to(context, &mut output).map(drop);
+    if output.exceeded {
+        return Err(Error::TemplateOutput { max: limits.output_bytes_max });
     }
+    result.map_err(|error| run_error(&error, limits))?;
+    Ok(String::from_utf8(output.bytes).expect("the engine writes text"))
+}
+
+fn run_error(error: &minijinja::Error, limits: Limits) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if let Some(python::Raised(reason)) = current.downcast_ref() {
+            return Error::TemplateRefused { reason: reason.clone() };
+        }
+        if current.downcast_ref().is_some_and(|e: &minijinja::Error| e.kind() == ErrorKind::OutOfFuel) {
+            return Error::TemplateBudget { fuel: limits.fuel };
+        }
+        cause = current.source();
+    }
+    let (line, reason) = describe(error);
+    Error::TemplateRun { line, reason }
 }
 
 /// The variables of a template: those of `apply_chat_template`, where `tools` and `documents` exist even if none are given.

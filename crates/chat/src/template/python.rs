@@ -20,6 +20,23 @@ impl fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
+/// Methods of Python's values.
+pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if name == "format"
+        && let Some(text) = value.as_str()
+    {
+        charge_widths(state, text)?;
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// Pays for what `"{:1000000000}".format()` would write, which the engine charges for only once it is there.
+fn charge_widths(state: &State, format: &str) -> Result<(), Error> {
+    let widths = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let bytes = widths.map(|digits| digits.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    state.consume_fuel(bytes / 64)
+}
+
 /// `raise_exception(reason)`
 pub(super) fn raise_exception(reason: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, reason.clone()).with_source(Raised(reason)))
@@ -92,7 +109,8 @@ impl JsonWriter<'_> {
                         Some(text) => this.string(text)?,
                         None => this.string(&scalar(&key)?)?,
                     }
-                    this.out += &this.key.clone();
+                    this.state.consume_fuel(this.key.len() as u64 / 64)?;
+                    this.out += &this.key;
                     this.value(&value.get_item(&key)?, depth + 1)
                 })?;
             }
@@ -112,7 +130,8 @@ impl JsonWriter<'_> {
         let mut empty = true;
         for item in items {
             if !empty {
-                self.out += &self.item.clone();
+                self.state.consume_fuel(self.item.len() as u64 / 64)?;
+                self.out += &self.item;
             }
             empty = false;
             self.line(depth + 1);

@@ -189,6 +189,60 @@ fn a_template_cannot_take_unbounded_work() {
     std::thread::Builder::new().stack_size(1 << 20).spawn(work).unwrap().join().unwrap();
 }
 
+/// The engine recurses over the parts of a template: twenty thousand minus signs in a row ended the process with a stack
+/// overflow, as did the comparison of lists within lists.
+#[test]
+fn deep_templates_and_values_do_not_exhaust_the_stack() {
+    let chain = |start: &str, link: &str, end: &str| {
+        let links = (SOURCE_BYTES_MAX - start.len() - end.len()) / link.len();
+        [start, &link.repeat(links), end].concat()
+    };
+    let deep = "{% set ns = namespace(a=[], b=[]) %}\
+                {% for i in range(60000) %}{% set ns.a = [ns.a] %}{% set ns.b = [ns.b] %}{% endfor %}";
+    let sources = [
+        chain("{{ ", "-", "1 }}"),
+        chain("{{ ", "1~", "1 }}"),
+        chain("{{ ", "not ", "1 }}"),
+        chain("{{ 1", "|e", " }}"),
+        chain("{{ a", ".a", " }}"),
+        chain("{% if 0 %}", "{%elif 0%}", "{% endif %}"),
+        format!("{deep}{{{{ ns.a == ns.b }}}}"),
+        format!("{deep}{{{{ (ns.a ~ '') | length }}}}"),
+    ];
+    // Some take long to parse.
+    let limits = Limits { time_max: Duration::from_millis(500), ..Limits::default() };
+    for source in sources {
+        // Whether it is an error does not matter; that it comes back does.
+        let _ = Template::with_limits(&source, limits).and_then(|t| t.render(&RenderInput::default()));
+    }
+}
+
+/// Sixty lists, each holding the one before twice, are small, and have 2^60 elements to compare: the engine counts that
+/// as one step, so it went on for ever.
+#[test]
+fn a_step_without_end_is_not_waited_for() {
+    let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
+                  {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
+    let limits = Limits { time_max: Duration::from_millis(50), ..Limits::default() };
+    let error = Template::with_limits(source, limits).unwrap().render(&RenderInput::default()).unwrap_err();
+    assert_eq!(error.to_string(), "the chat template takes more than 0.05 seconds");
+}
+
+/// A width in a format and a separator of `tojson` took gigabytes before the engine saw, and charged for, the result.
+#[test]
+fn memory_is_paid_for_before_it_is_taken() {
+    for source in [
+        "{{ '{:4000000000}'.format(1) | length }}",
+        "{{ '{:99999999999999999999}'.format(1) | length }}",
+        "{{ (range(99999) | list) | tojson(separators=['x' * 1000000, 'y']) | length }}",
+        "{{ {1: 2, 3: 4, 5: 6} | tojson(separators=[',', 'x' * 100000000]) | length }}",
+    ] {
+        let error = render(source, &RenderInput::default()).unwrap_err();
+        assert!(matches!(error, Error::TemplateBudget { .. }), "{source}: {error}");
+    }
+    check("{{ '{:>6}|{}'.format(1, 'é') }}", "     1|é");
+}
+
 #[test]
 fn output_is_bounded() {
     let limits = Limits { output_bytes_max: 10, ..Limits::default() };
