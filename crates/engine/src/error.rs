@@ -13,6 +13,19 @@ pub enum LoadError {
     /// A file cannot be mapped.
     #[error(transparent)]
     Map(#[from] sys::mmap::MapError),
+    /// A file became another one between reading its header and mapping it.
+    #[error(
+        "{} has {found} bytes but had {wanted} when its header was read: it was changed meanwhile; load it again once \
+         nothing writes to it", path.display()
+    )]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes when it was mapped.
+        found: u64,
+        /// Its bytes when its header was read.
+        wanted: u64,
+    },
     /// No memory for what the model needs.
     #[error(transparent)]
     Memory(#[from] sys::memory::OutOfMemory),

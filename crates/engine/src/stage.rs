@@ -11,7 +11,7 @@ use crate::graph::{Domain, Graph, Node, Tap, TapSource};
 use crate::model::Model;
 use crate::models::{FeedForward, TensorId};
 use crate::state::State;
-use crate::window::{Input, Window};
+use crate::window::{Input, Row, Span, Window};
 
 /// Runs windows through a model.
 pub struct Stage<B = Cpu> {
@@ -19,6 +19,7 @@ pub struct Stage<B = Cpu> {
     backend: B,
     trunk: Buffers,
     draft: Option<Buffers>,
+    failed: Vec<Failure>,
 }
 
 /// What a window gave, for the rows that wanted it, in their order.
@@ -28,6 +29,17 @@ pub struct Output<'a> {
     pub logits: &'a [f32],
     /// Residual before the head, `[rows][streams * width]`.
     pub residual: &'a [f32],
+    /// The sequences that failed while others went on; their rows above mean nothing.
+    pub failed: &'a [Failure],
+}
+
+/// A sequence whose rows could not be computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// Which of the states handed to the pass.
+    pub state: usize,
+    /// Why.
+    pub error: StepError,
 }
 
 /// Sees named intermediates: name, values per row, rows.
@@ -59,7 +71,7 @@ impl<B: Backend> Stage<B> {
     pub fn new(model: Arc<Model>, backend: B) -> Stage<B> {
         let trunk = Buffers::new(&model.trunk.buffers);
         let draft = model.draft.as_ref().map(|graph| Buffers::new(&graph.buffers));
-        Stage { model, backend, trunk, draft }
+        Stage { model, backend, trunk, draft, failed: Vec::new() }
     }
 
     /// The model.
@@ -84,18 +96,24 @@ impl<B: Backend> Stage<B> {
 
     /// Runs a window through the trunk. Rows of tentative spans wait for [`State::keep`]; others are committed.
     ///
+    /// A number that is not finite fails the sequence whose row it arose in and no other: [`Output::failed`] names it.
+    /// None of a failed sequence's rows is kept. Its state is as it was if the span was tentative or no layer is
+    /// recurrent; else [`State::is_lost`].
+    ///
     /// # Errors
-    /// [`StepError::TokenOutOfRange`], [`StepError::ContextFull`] and [`StepError::OutOfMemory`] leave the states as they
-    /// were. After any other error those of tentative spans are as they were and those of other spans are unusable.
+    /// [`StepError::TokenOutOfRange`], [`StepError::ContextFull`] and [`StepError::OutOfMemory`] leave all states as they
+    /// were. With any other error every sequence of the window has failed.
     pub fn run(
         &mut self,
         window: &Window,
         states: &mut [&mut State],
         taps: Option<TapSink<'_>>,
     ) -> Result<Output<'_>, StepError> {
-        let graph = &self.model.trunk;
-        run(&self.model, graph, &mut self.backend, &mut self.trunk, window, states, taps)?;
-        Ok(Output { logits: self.trunk.float(graph.logits), residual: self.trunk.float(graph.residual) })
+        let (graph, layout) = (&self.model.trunk, &self.model.layout);
+        let buffers = &mut self.trunk;
+        assert!(states.iter().all(|s| s.layout() == layout), "states that are not of this model's trunk");
+        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        Ok(output(graph, buffers, &self.failed))
     }
 
     /// Runs a window through the draft layer; the window carries the trunk's residuals and the states are draft states.
@@ -110,12 +128,22 @@ impl<B: Backend> Stage<B> {
     ) -> Result<Output<'_>, StepError> {
         let graph = self.model.draft.as_ref().expect("a model with a draft layer");
         let buffers = self.draft.as_mut().expect("a model with a draft layer");
+        let layout = self.model.draft_layout.as_ref().expect("a model with a draft layer");
         assert_eq!(window.hidden.len(), window.rows.len() * self.model.spec.streams * self.model.spec.width);
-        run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
-        Ok(Output { logits: buffers.float(graph.logits), residual: buffers.float(graph.residual) })
+        assert!(
+            states.iter().all(|s| s.layout() == layout),
+            "states that are not of this model's draft layer"
+        );
+        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        Ok(output(graph, buffers, &self.failed))
     }
 }
 
+fn output<'a>(graph: &Graph, buffers: &'a Buffers, failed: &'a [Failure]) -> Output<'a> {
+    Output { logits: buffers.float(graph.logits), residual: buffers.float(graph.residual), failed }
+}
+
+/// The sequences that failed while others went on.
 fn run<B: Backend>(
     model: &Model,
     graph: &Graph,
@@ -124,7 +152,7 @@ fn run<B: Backend>(
     window: &Window,
     states: &mut [&mut State],
     mut taps: Option<TapSink<'_>>,
-) -> Result<(), StepError> {
+) -> Result<Vec<Failure>, StepError> {
     check(model, window, states.len())?;
     let outputs: Vec<u32> = window.output_rows().map(|row| row as u32).collect();
     // All memory comes before the first state is touched.
@@ -142,18 +170,25 @@ fn run<B: Backend>(
         routing: Routing::default(),
         selections: Vec::new(),
         ngram_rows: Vec::new(),
+        failed: vec![None; window.spans.len()],
     };
-    if let Err(error) = run_segments(model, graph, backend, buffers, &mut pass, &mut taps) {
-        // The matrices of other spans have moved on in some layers.
-        for span in window.spans.iter().filter(|span| span.tentative) {
-            states[span.state].keep(0);
+    let result = run_segments(model, graph, backend, buffers, &mut pass, &mut taps);
+    let failed = pass.failed;
+    for (span, failed) in window.spans.iter().zip(&failed) {
+        if result.is_err() || failed.is_some() {
+            states[span.state].fail(span.tentative);
+        } else if !span.tentative {
+            states[span.state].keep(span.count);
         }
-        return Err(error);
     }
-    for span in window.spans.iter().filter(|span| !span.tentative) {
-        states[span.state].keep(span.count);
-    }
-    Ok(())
+    result.map_err(|error| explain(model, window, &window.spans, error))?;
+    let failed = window.spans.iter().zip(failed).filter_map(|(span, error)| Some((span, error?)));
+    Ok(failed
+        .map(|(span, error)| Failure {
+            state: span.state,
+            error: explain(model, window, std::slice::from_ref(span), error),
+        })
+        .collect())
 }
 
 fn run_segments<B: Backend>(
@@ -170,8 +205,7 @@ fn run_segments<B: Backend>(
                 node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
             }
         };
-        let result = backend.run_segment(segment, buffers, pass, &mut after);
-        result.map_err(|error| explain(model, error))?;
+        backend.run_segment(segment, buffers, pass, &mut after)?;
         if segment.experts_of.is_some() {
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
@@ -192,17 +226,36 @@ fn experts_used_max(model: &Model) -> usize {
     used.max().unwrap_or(0)
 }
 
-/// Adds to an error about a number the tensor that it came from.
-fn explain(model: &Model, error: StepError) -> StepError {
+/// Adds to an error about a number in the rows of `spans` the tensor that it came from.
+fn explain(model: &Model, window: &Window, spans: &[Span], error: StepError) -> StepError {
     if let Some(path) = model.weights.damaged() {
         return StepError::FileDamaged { path: path.to_owned() };
     }
     let StepError::NotFinite { layer, value, .. } = error else { return error };
-    let prefix = if layer < model.spec.layers.len() { format!("blk.{layer}.") } else { "output".to_owned() };
     let bindings = &model.spec.tensors;
+    let named = |id: Option<TensorId>| {
+        let tensor = id.map(|id| bindings[id.0 as usize].name.clone());
+        StepError::NotFinite { layer, value, tensor }
+    };
+    // What came in first: with a bad embedding from outside, no tensor is to blame, and none is searched.
+    match spans.iter().flat_map(|span| span.rows(window)).find_map(|row| bad_embedding(model, window, row)) {
+        Some(Input::Token(_)) => return named(Some(model.spec.embedding)),
+        Some(Input::Embedding(_)) => return named(None),
+        None => {}
+    }
+    let prefix = if layer < model.spec.layers.len() { format!("blk.{layer}.") } else { "output".to_owned() };
     let of_layer = (0..bindings.len()).filter(|&i| bindings[i].name.starts_with(&prefix));
-    let tensor = model.weights.find_not_finite(of_layer.map(|i| TensorId(i as u32)));
-    StepError::NotFinite { layer, value, tensor: tensor.map(|id| bindings[id.0 as usize].name.clone()) }
+    named(model.weights.find_not_finite(of_layer.map(|i| TensorId(i as u32))))
+}
+
+/// The input of a row whose embedding holds a number that is not finite.
+fn bad_embedding(model: &Model, window: &Window, row: &Row) -> Option<Input> {
+    let width = model.spec.width;
+    let finite = match row.input {
+        Input::Token(token) => model.weights.row_is_finite(model.spec.embedding, token as usize),
+        Input::Embedding(i) => window.embeddings[i as usize * width..][..width].iter().all(|v| v.is_finite()),
+    };
+    (!finite).then_some(row.input)
 }
 
 /// Tokens come from outside; the shape of a window is our own.
@@ -230,8 +283,7 @@ fn check(model: &Model, window: &Window, states: usize) -> Result<(), StepError>
 
 fn open(window: &Window, states: &mut [&mut State]) -> Result<(), StepError> {
     for (i, span) in window.spans.iter().enumerate() {
-        let positions: Vec<[i32; 3]> =
-            window.rows[span.first..span.first + span.count].iter().map(|row| row.position).collect();
+        let positions: Vec<[i32; 3]> = span.rows(window).iter().map(|row| row.position).collect();
         if let Err(error) = states[span.state].open(&positions) {
             window.spans[..i].iter().for_each(|span| states[span.state].keep(0));
             return Err(error);

@@ -30,7 +30,13 @@ impl Weights {
     pub fn load(file: &ModelFile, draft: Option<&ModelFile>, spec: &ModelSpec) -> Result<Weights, LoadError> {
         let mut maps = Vec::new();
         for shard in file.shards.iter().chain(draft.iter().flat_map(|f| &f.shards)) {
-            maps.push(Map::open(&shard.path)?);
+            let map = Map::open(&shard.path)?;
+            // Tensors were checked to lie within the length the header was read with.
+            if map.len() as u64 != shard.len {
+                let (path, found) = (shard.path.clone(), map.len() as u64);
+                return Err(LoadError::FileChanged { path, found, wanted: shard.len });
+            }
+            maps.push(map);
         }
         let draft_maps = file.shards.len();
         let held = spec
@@ -98,6 +104,14 @@ impl Weights {
                     })
             }
         })
+    }
+
+    /// True unless a value of this row of a tensor held as rows is not finite.
+    pub(crate) fn row_is_finite(&self, id: TensorId, row: usize) -> bool {
+        let rows = self.rows(id);
+        let mut values = vec![0.0; rows.k];
+        quant::dequantize_row(rows.dtype, rows.row(row), &mut values).expect("types are checked when loaded");
+        values.iter().all(|v| v.is_finite())
     }
 
     /// Appends the first and the middle 64 bytes of a tensor as it is held: two pages of the file.

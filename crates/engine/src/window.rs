@@ -48,8 +48,16 @@ pub struct Span {
     pub tentative: bool,
 }
 
+impl Span {
+    /// Its rows in the window.
+    pub fn rows<'a>(&self, window: &'a Window) -> &'a [Row] {
+        &window.rows[self.first..self.first + self.count]
+    }
+}
+
 impl Window {
-    /// Appends text tokens of the sequence behind `state`, at positions counting up from `position`.
+    /// Appends text tokens of the sequence behind `state`, at positions counting up from `position` to the largest there
+    /// is, where they stay.
     pub fn push_tokens(&mut self, state: usize, tokens: &[u32], position: i32, outputs: Outputs) {
         let first = self.rows.len();
         for (i, &token) in tokens.iter().enumerate() {
@@ -58,7 +66,7 @@ impl Window {
                 Outputs::Last => i + 1 == tokens.len(),
                 Outputs::All => true,
             };
-            let position = [position + i as i32; 3];
+            let position = [position.saturating_add_unsigned(i as u32); 3];
             self.rows.push(Row { input: Input::Token(token), ngram_token: token, position, output });
         }
         self.spans.push(Span { state, first, count: tokens.len(), tentative: false });

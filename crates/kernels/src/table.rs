@@ -60,7 +60,7 @@ impl<'a> WeightRows<'a> {
 pub struct Int8Rows<'a> {
     /// Values per row, a multiple of 32.
     pub k: usize,
-    /// Codes, `[rows][k]`.
+    /// Codes in -127..=127, `[rows][k]`. With -128 products are wrong on some instruction sets.
     pub q: &'a [i8],
     /// Scales, `[rows][k / 32]`.
     pub d: &'a [f32],

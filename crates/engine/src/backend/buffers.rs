@@ -75,20 +75,24 @@ impl Buffers {
 
     /// Sets how many rows a domain has from now on; memory only grows.
     pub fn set_rows(&mut self, domain: Domain, rows: usize) -> Result<(), StepError> {
-        self.rows[domain as usize] = rows;
+        // Without rows until all of them are there: growth gives the old memory back first, and may fail half-way.
+        self.rows[domain as usize] = 0;
         for (i, spec) in self.specs.iter().enumerate().filter(|(_, spec)| spec.domain == domain) {
             let values = rows * spec.width;
             let oom = |_| StepError::OutOfMemory { bytes: values * 4 };
             match spec.content {
                 Content::Float if self.floats[i].len() < values => {
+                    self.floats[i] = AlignedBuf::zeroed(0).map_err(oom)?;
                     self.floats[i] = AlignedBuf::zeroed(values).map_err(oom)?;
                 }
                 Content::Int8 if self.int8[i].q.len() < values => {
+                    self.int8[i] = Int8Buffer::zeroed(0).map_err(oom)?;
                     self.int8[i] = Int8Buffer::zeroed(values).map_err(oom)?;
                 }
                 _ => {}
             }
         }
+        self.rows[domain as usize] = rows;
         Ok(())
     }
 

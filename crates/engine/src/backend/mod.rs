@@ -58,6 +58,27 @@ pub struct Pass<'a> {
     pub selections: Vec<Selection>,
     /// Table rows of the last n-gram lookup, `[rows][heads]`.
     pub ngram_rows: Vec<u64>,
+    /// For each span of the window why its rows could not be computed, if so.
+    pub failed: Vec<Option<StepError>>,
+}
+
+impl Pass<'_> {
+    /// Notes that `value` of these window rows is not a finite number: the sequences they belong to have failed. The
+    /// others go on, since no row reads another sequence's.
+    ///
+    /// # Errors
+    /// [`StepError::NotFinite`] once no sequence is left.
+    pub fn not_finite(&mut self, rows: &[usize], layer: usize, value: &'static str) -> Result<(), StepError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let error = StepError::NotFinite { layer, value, tensor: None };
+        for &row in rows {
+            let span = self.window.spans.partition_point(|span| span.first <= row) - 1;
+            self.failed[span].get_or_insert_with(|| error.clone());
+        }
+        if self.failed.iter().all(Option::is_some) { Err(error) } else { Ok(()) }
+    }
 }
 
 /// Cosines and sines per row.

@@ -23,9 +23,12 @@ impl Routing {
     /// Chooses for every row the `used` largest logits, the lower expert first among equals.
     ///
     /// Weights: with m the largest chosen logit, `exp(l - m)` divided by their sum (added in ascending expert), times
-    /// `scale`: the softmax over all experts, renormalised over the chosen ones. Returns the first row with a NaN.
-    pub fn choose(&mut self, logits: &[f32], experts: usize, used: usize, scale: f32) -> Result<(), usize> {
+    /// `scale`: the softmax over all experts, renormalised over the chosen ones.
+    ///
+    /// Returns the rows with a NaN; they get the first experts, with weights that are NaN.
+    pub fn choose(&mut self, logits: &[f32], experts: usize, used: usize, scale: f32) -> Vec<usize> {
         let rows = logits.len() / experts;
+        let mut undecided = Vec::new();
         self.used = used;
         self.experts.clear();
         let mut weights = Vec::with_capacity(rows * used);
@@ -33,7 +36,10 @@ impl Routing {
         for row in 0..rows {
             let logits = &logits[row * experts..][..experts];
             if logits.iter().any(|l| l.is_nan()) {
-                return Err(row);
+                undecided.push(row);
+                self.experts.extend(0..used as u32);
+                weights.resize(weights.len() + used, f32::NAN);
+                continue;
             }
             order.clear();
             order.extend(0..experts as u32);
@@ -56,7 +62,7 @@ impl Routing {
             self.experts.extend_from_slice(&order);
         }
         self.group(rows, experts, &weights);
-        Ok(())
+        undecided
     }
 
     /// Sorts assignments by expert, then row.
@@ -152,7 +158,7 @@ mod tests {
     #[test]
     fn equal_logits_go_to_the_lower_expert() {
         let mut routing = Routing::default();
-        routing.choose(&[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0], 4, 2, 1.0).unwrap();
+        routing.choose(&[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0], 4, 2, 1.0);
         assert_eq!(routing.experts, [1, 2, 0, 1]);
         assert_eq!(routing.groups, [(0, 0), (1, 1), (2, 3)]);
         assert_eq!(routing.rows, [1, 0, 1, 0]);
@@ -161,8 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_names_its_row() {
-        assert_eq!(Routing::default().choose(&[0.0, 1.0, f32::NAN, 1.0], 2, 1, 1.0), Err(1));
+    fn a_nan_names_its_row_and_leaves_the_others_their_choice() {
+        let mut routing = Routing::default();
+        assert_eq!(routing.choose(&[0.0, 1.0, f32::NAN, 1.0, 0.0, 1.0], 2, 1, 1.0), [1]);
+        assert_eq!(routing.experts, [1, 0, 1]);
+        assert_eq!(routing.rows, [1, 0, 2]);
+        assert!(routing.weights[0].is_nan() && routing.weights[1..] == [1.0; 2]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Builder<'_> {
         let y = match &layer.mixer {
             Mixer::Attention(spec) => {
                 slots.attention += 1;
-                self.attention(h, spec, slots.attention - 1, &l)
+                self.attention(h, spec, (layer.index, slots.attention - 1), &l)
             }
             Mixer::DeltaNet(spec) => {
                 slots.delta += 1;
@@ -57,7 +57,13 @@ impl Builder<'_> {
         self.push(Op::CheckFinite { x: residual, layer: layer.index, value: "the residual after the layer" });
     }
 
-    fn attention(&mut self, h: BufferId, spec: &AttentionSpec, slot: usize, l: &str) -> BufferId {
+    fn attention(
+        &mut self,
+        h: BufferId,
+        spec: &AttentionSpec,
+        (index, slot): (usize, usize),
+        l: &str,
+    ) -> BufferId {
         let (heads, kv_heads, d) = (spec.heads, spec.kv_heads, spec.head_dim);
         let q_width = heads * d;
         let mut consumers: Vec<&Linear> = match &spec.projection {
@@ -83,7 +89,7 @@ impl Builder<'_> {
         }
         self.push(Op::StoreCells { layer: slot, k, v });
         if let Some(indexer) = &spec.indexer {
-            self.index(input, indexer, slot, l);
+            self.index(input, indexer, (index, slot), l);
         }
         let o = self.buffer("attended", self.domain(h), q_width);
         self.push(Op::Attend { layer: slot, q, out: o, heads, sparse: spec.indexer.is_some() });
@@ -135,7 +141,7 @@ impl Builder<'_> {
     }
 
     /// Stores the indexer's keys and chooses every row's blocks.
-    fn index(&mut self, input: Input, indexer: &IndexerSpec, slot: usize, l: &str) {
+    fn index(&mut self, input: Input, indexer: &IndexerSpec, (index, slot): (usize, usize), l: &str) {
         let eps = self.spec.norm_eps;
         let raw = self.linear(&indexer.k, input, "index k");
         self.tap_buffer(format!("{l}.idx.kraw"), raw);
@@ -151,7 +157,7 @@ impl Builder<'_> {
         });
         self.push(Op::Rope { x: iq, head_dim: indexer.head_dim });
         self.tap_buffer(format!("{l}.idx.q"), iq);
-        self.push(Op::SelectBlocks { layer: slot, q: iq, indexer: *indexer });
+        self.push(Op::SelectBlocks { layer: slot, index, q: iq, indexer: *indexer });
         self.tap(format!("{l}.idx.selected"), TapSource::SelectedCells);
     }
 

@@ -94,8 +94,9 @@ pub enum Op {
     StoreCells { layer: usize, k: BufferId, v: BufferId },
     /// Stores raw indexer keys, and pooled keys of blocks that become complete.
     StoreIndex { layer: usize, k: BufferId, indexer: IndexerSpec, eps: f32 },
-    /// Chooses each row's blocks.
-    SelectBlocks { layer: usize, q: BufferId, indexer: IndexerSpec },
+    /// Chooses each row's blocks; fails the sequences of rows with a score that is NaN. `index` is the layer's number in
+    /// the file.
+    SelectBlocks { layer: usize, index: usize, q: BufferId, indexer: IndexerSpec },
     /// Attention over the cells of each row's sequence up to the row itself.
     Attend { layer: usize, q: BufferId, out: BufferId, heads: usize, sparse: bool },
     /// `x = x * act(gate)`.
@@ -119,7 +120,7 @@ pub enum Op {
     SiluMultiply { gate: BufferId, up: BufferId },
     /// The same with gate and up in the halves of one row.
     SiluMultiplyHalves { x: BufferId, out: BufferId },
-    /// Chooses each row's experts; ends a segment.
+    /// Chooses each row's experts; fails the sequences of rows with a logit that is NaN. Ends a segment.
     Route { layer: usize, logits: BufferId, experts: ExpertsSpec },
     /// Products of the chosen experts. Reads window rows where `gather`, else its own assignment's row.
     ExpertLinear { linear: Linear, x: Input, out: BufferId, gather: bool },
@@ -133,7 +134,7 @@ pub enum Op {
     NgramRows { out: BufferId, spec: Arc<NgramSpec> },
     /// `out[s] = sigma(signed root of (key[s] . query[s]) / sqrt(n)) * value`.
     NgramGate { key: BufferId, query: BufferId, value: BufferId, out: BufferId },
-    /// Fails unless every value is finite.
+    /// Fails the sequences of rows with a value that is not finite.
     CheckFinite { x: BufferId, layer: usize, value: &'static str },
 }
 

@@ -18,6 +18,7 @@ impl State {
     /// The whole state: committed tokens only, so no span is open.
     pub fn to_bytes(&self, identity: ModelIdentity) -> Vec<u8> {
         assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
+        assert!(!self.lost, "the state was lost in a pass that failed");
         let mut out = Vec::with_capacity(self.bytes() + 4096);
         out.extend_from_slice(MAGIC);
         for number in [VERSION, NUMERICS] {
@@ -253,7 +254,7 @@ impl<'a> Reader<'a> {
         let PendingRows { rows, k, v, decay, beta } = pending;
         for (part, width) in [(k, keys), (v, values), (decay, shape.value_heads), (beta, shape.value_heads)] {
             *part = self.floats()?;
-            if part.len() != *rows * width {
+            if Some(part.len()) != rows.checked_mul(width) {
                 return Err(StateError::Damaged("pending rows"));
             }
         }

@@ -141,6 +141,8 @@ pub struct State {
     ngram_tail: Option<Tail>,
     ngram_history: Vec<u32>,
     ngram_pending: Vec<u32>,
+    /// True once a pass failed that had moved matrices on which nobody kept.
+    lost: bool,
 }
 
 impl State {
@@ -163,6 +165,7 @@ impl State {
             ngram_tail,
             ngram_history,
             ngram_pending: Vec::new(),
+            lost: false,
             layout,
         })
     }
@@ -177,7 +180,13 @@ impl State {
         self.tokens
     }
 
-    /// Rotary position of the next text token.
+    /// True after a pass that failed, where the rows of this sequence were not tentative and some layer is recurrent: the
+    /// state is that of no row any more, and cannot be used.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Rotary position of the next text token; stays at the largest there is.
     pub fn next_position(&self) -> i32 {
         self.next_position
     }
@@ -194,6 +203,7 @@ impl State {
     /// Makes room for `rows` more tokens: their blocks exist and belong to this state alone.
     pub(crate) fn open(&mut self, rows: &[[i32; 3]]) -> Result<(), StepError> {
         assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
+        assert!(!self.lost, "the state was lost in a pass that failed");
         let end = self.tokens + rows.len();
         if end > self.layout.context_tokens {
             return Err(StepError::ContextFull { tokens: end, context_tokens: self.layout.context_tokens });
@@ -245,6 +255,13 @@ impl State {
         self.ngram_history.append(&mut self.ngram_pending);
         let history = self.layout.ngram.map_or(0, |shape| shape.history);
         self.ngram_history.drain(..self.ngram_history.len() - history);
+    }
+
+    /// Takes back the open span of a pass that failed. Matrices of recurrent layers wait for the verdict only where the
+    /// span was tentative.
+    pub(crate) fn fail(&mut self, tentative: bool) {
+        self.keep(0);
+        self.lost |= !tentative && !self.delta.is_empty();
     }
 
     /// Forgets positions and raw indexer keys of blocks that are complete in every layer.

@@ -212,7 +212,7 @@ pub struct Whole {
 
 /// Bits of everything that a state holds of its tokens, by name. Matrices that some accepted rows have yet to enter are
 /// left out.
-fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
+pub fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
     let layout = state.layout();
     let tokens = state.tokens();
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();

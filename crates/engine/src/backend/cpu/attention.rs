@@ -78,7 +78,8 @@ impl Cpu {
         }
     }
 
-    /// The score of a block is `sum_h max(0, q_h . p)`, heads ascending.
+    /// The score of a block is `sum_h max(0, q_h . p)`, heads ascending from +0; a NaN stays one. Returns the rows with a
+    /// score that is NaN: their choice means nothing.
     pub(super) fn select_blocks(
         &self,
         buffers: &Buffers,
@@ -86,24 +87,31 @@ impl Cpu {
         layer: usize,
         q: BufferId,
         indexer: &IndexerSpec,
-    ) {
+    ) -> Vec<usize> {
         let mut selections = std::mem::take(&mut pass.selections);
         selections.clear();
         selections.resize(pass.window.rows.len(), Selection::default());
+        let mut undecided = Vec::new();
         for span in &pass.window.spans {
             let state: &State = pass.states[span.state];
             let first = state.tokens();
-            let mut items: Vec<(usize, &mut Selection)> =
-                selections[span.first..span.first + span.count].iter_mut().enumerate().collect();
-            self.pool.for_each(&mut items, |(i, selection)| {
+            let mut items: Vec<(usize, &mut Selection, bool)> = selections[span.first..][..span.count]
+                .iter_mut()
+                .enumerate()
+                .map(|(i, selection)| (i, selection, false))
+                .collect();
+            self.pool.for_each(&mut items, |(i, selection, nan)| {
                 let visible = first + *i + 1;
                 let q = row_of(buffers, q, span.first + *i);
                 let scores = self.block_scores(state, layer, q, indexer, visible / indexer.block_cells);
+                *nan = scores.iter().any(|score| score.is_nan());
                 **selection =
                     Selection::best_blocks(&scores, indexer.blocks_kept, indexer.block_cells, visible);
             });
+            undecided.extend(items.iter().filter(|(_, _, nan)| *nan).map(|(i, _, _)| span.first + i));
         }
         pass.selections = selections;
+        undecided
     }
 
     fn block_scores(
@@ -127,7 +135,7 @@ impl Cpu {
                 let dots = &mut dots[..scores.len()];
                 self.kernels.score_keys(head, keys, 1.0, dots);
                 for (score, &dot) in scores.iter_mut().zip(&*dots) {
-                    *score += dot.max(0.0);
+                    *score += if dot < 0.0 { 0.0 } else { dot };
                 }
             }
         }

@@ -12,7 +12,7 @@ use sys::pool::Pool;
 
 use super::{Backend, Buffers, Pass};
 use crate::error::StepError;
-use crate::graph::{BufferId, Node, Op};
+use crate::graph::{BufferId, Domain, Node, Op};
 use crate::models::{Activation, TensorId};
 use crate::window::Input;
 
@@ -94,7 +94,10 @@ impl Backend for Cpu {
             Op::StoreIndex { layer, k, indexer, eps } => {
                 self.store_index(buffers, pass, *layer, *k, indexer, *eps)
             }
-            Op::SelectBlocks { layer, q, indexer } => self.select_blocks(buffers, pass, *layer, *q, indexer),
+            Op::SelectBlocks { layer, index, q, indexer } => {
+                let undecided = self.select_blocks(buffers, pass, *layer, *q, indexer);
+                pass.not_finite(&undecided, *index, "a score of the indexer")?;
+            }
             Op::Attend { layer, q, out, heads, sparse } => {
                 self.attend(buffers, pass, *layer, *q, *out, *heads, *sparse);
             }
@@ -111,9 +114,9 @@ impl Backend for Cpu {
             Op::NgramRows { out, spec } => self.ngram_rows(buffers, pass, *out, spec),
             Op::Route { layer, logits, experts } => {
                 let logits = buffers.float(*logits);
-                pass.routing.choose(logits, experts.experts, experts.used, experts.weight_scale).map_err(
-                    |_| StepError::NotFinite { layer: *layer, value: "a router logit", tensor: None },
-                )?;
+                let undecided =
+                    pass.routing.choose(logits, experts.experts, experts.used, experts.weight_scale);
+                pass.not_finite(&undecided, *layer, "a router logit")?;
             }
             Op::TakeOutputs { x, out } => {
                 self.write_rows(buffers, *out, |b, row, out| {
@@ -122,11 +125,8 @@ impl Backend for Cpu {
                 });
             }
             Op::CheckFinite { x, layer, value } => {
-                // One pass without branches: 0 x is NaN exactly when x is not finite.
-                let finite = buffers.float(*x).iter().fold(0.0f32, |sum, x| sum + x * 0.0) == 0.0;
-                if !finite {
-                    return Err(StepError::NotFinite { layer: *layer, value, tensor: None });
-                }
+                let rows = not_finite_rows(buffers, pass, *x);
+                pass.not_finite(&rows, *layer, value)?;
             }
             op => self.row_operation(buffers, pass, op),
         }
@@ -259,6 +259,21 @@ impl Cpu {
 
 /// Epsilon inside the root when query and key heads of a delta-net layer are scaled to length 1.
 const KEY_NORM_EPS: f32 = 1e-6;
+
+/// The window rows whose row of a buffer holds a number that is not finite.
+fn not_finite_rows(buffers: &Buffers, pass: &Pass<'_>, id: BufferId) -> Vec<usize> {
+    // Bits without their sign, as integers: such a row's largest is at least infinity's. Maxima of integers, unlike sums
+    // of floats, may be taken in any order, so this becomes vector code.
+    let largest = |row: &[f32]| row.iter().fold(0, |max, x| (x.to_bits() as i32 & i32::MAX).max(max));
+    let finite = |row: &[f32]| largest(row) < f32::INFINITY.to_bits() as i32;
+    let rows = buffers.float(id).chunks_exact(buffers.width(id)).enumerate();
+    let rows = rows.filter(|(_, values)| !finite(values)).map(|(row, _)| row);
+    match buffers.spec(id).domain {
+        Domain::Window => rows.collect(),
+        Domain::Outputs => rows.map(|row| pass.outputs[row] as usize).collect(),
+        Domain::Assignments => rows.map(|row| pass.routing.rows[row] as usize).collect(),
+    }
+}
 
 fn row_of(buffers: &Buffers, id: BufferId, row: usize) -> &[f32] {
     let width = buffers.width(id);
