@@ -1,7 +1,7 @@
 //! Kernels, chosen once.
 //!
-//! A [`Kernels`] holds one function per operation for one instruction set. It is made at start; nothing decides again in
-//! a loop. Its methods check lengths and call.
+//! A [`Kernels`] holds one function per operation, and per tensor type where that matters, for one instruction set. It is
+//! made at start; nothing decides again in a loop. Its methods check lengths and call.
 
 use gguf::TensorType;
 
@@ -180,7 +180,22 @@ pub(crate) const SCALAR: Functions = Functions {
 pub struct Kernels {
     isa: Isa,
     f: &'static Functions,
+    /// By [`TensorType`].
+    matmul_float: [Option<MatmulFloat>; TYPES],
+    matmul_int8: [Option<MatmulInt8>; TYPES],
 }
+
+/// One more than the largest number of a tensor type that products take.
+const TYPES: usize = {
+    let (mut types, mut i) = (TensorType::BF16 as usize + 1, 0);
+    while i < quant::FORMATS.len() {
+        if quant::FORMATS[i] as usize >= types {
+            types = quant::FORMATS[i] as usize + 1;
+        }
+        i += 1;
+    }
+    types
+};
 
 impl Kernels {
     /// Kernels of `isa`, or `None` where this CPU lacks it.
@@ -197,7 +212,14 @@ impl Kernels {
             #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         };
-        Some(Kernels { isa, f })
+        let (mut matmul_float, mut matmul_int8) = ([None; TYPES], [None; TYPES]);
+        for dtype in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+            matmul_float[dtype as usize] = Some((f.matmul_float)(dtype));
+        }
+        for &dtype in quant::FORMATS {
+            matmul_int8[dtype as usize] = Some((f.matmul_int8)(dtype));
+        }
+        Some(Kernels { isa, f, matmul_float, matmul_int8 })
     }
 
     /// Kernels of the best instruction set this CPU has.
@@ -217,20 +239,24 @@ impl Kernels {
 
     /// Products of float weights; see [`scalar::matmul_float`].
     pub fn matmul_float(&self, weights: &WeightRows<'_>, x: &[f32], rows: &[u32], out: &mut Tile<'_>) {
-        assert!(Kernels::takes_float(weights.dtype), "{} takes int8 activations", weights.dtype.name());
+        let Some(Some(matmul)) = self.matmul_float.get(weights.dtype as usize) else {
+            panic!("{} does not take f32 activations", weights.dtype.name());
+        };
         assert!(weights.rows() == out.columns() && rows.len() == out.rows());
         assert!(rows.iter().all(|&row| (row as usize + 1) * weights.k <= x.len()));
-        (self.f.matmul_float)(weights.dtype)(weights, x, rows, out);
+        matmul(weights, x, rows, out);
     }
 
     /// Products of quantised weights; see [`scalar::matmul_int8`].
     pub fn matmul_int8(&self, weights: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>) {
-        assert!(!Kernels::takes_float(weights.dtype), "{} takes f32 activations", weights.dtype.name());
+        let Some(Some(matmul)) = self.matmul_int8.get(weights.dtype as usize) else {
+            panic!("{} does not take int8 activations", weights.dtype.name());
+        };
         assert!(weights.rows() == out.columns() && rows.len() == out.rows() && weights.k == x.k);
         let rows_there = x.q.len() / x.k;
         assert!(x.d.len() == x.q.len() / GROUP_VALUES && x.sum16.len() == x.q.len() / 16);
         assert!(rows.iter().all(|&row| (row as usize) < rows_there));
-        (self.f.matmul_int8)(weights.dtype)(weights, x, rows, out);
+        matmul(weights, x, rows, out);
     }
 
     /// Quantises one row; see [`quant::quantize_row`]. The length is a multiple of 32.
