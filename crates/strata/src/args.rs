@@ -58,7 +58,9 @@ pub struct ComputeArgs {
 
 /// `strata run`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   strata run -m model.gguf -p 'What is the capital of France?'
   strata run -m model.gguf -p 'Count to ten.' --temp 0 -n 64
@@ -66,7 +68,8 @@ Examples:
   git diff | strata run -m model.gguf --system 'Review this change.' -p - --json
 
 The answer goes to standard output as it is written, statistics to standard error. With the same model, --kv, prompt,
-sampling options and --seed the answer is the same, whatever the number of threads.")]
+sampling options and --seed the answer is the same, whatever the number of threads."
+)]
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -80,7 +83,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub raw: bool,
     /// Most tokens to write [default: until the model ends its answer or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = in_range(0..=usize::MAX))]
     pub tokens_max: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -101,7 +104,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature)]
     pub temp: f32,
     /// Only the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(long, value_name = "K", default_value_t = 40, value_parser = in_range(0..=usize::MAX))]
     pub top_k: usize,
     /// Only the likeliest tokens that together reach this probability
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = fraction)]
@@ -110,7 +113,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = fraction)]
     pub min_p: f32,
     /// Makes the random choices repeatable [default: another one each time]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
 }
 
@@ -129,7 +132,9 @@ impl SamplingArgs {
 
 /// `strata logits`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   strata logits -m model.gguf --tokens 1,2,3
   strata logits -m model.gguf --tokens 1,2,3 --json --taps > out.json
@@ -137,12 +142,13 @@ Examples:
 With --json: {\"logits\": [[...], ...]}, one row per token, and with --taps also
 {\"taps\": {NAME: {\"width\": W, \"values\": [[...], ...]}}}. Numbers have as many digits as it takes to read back the same
 32-bit float; one that is not finite is null. The cache is f32 unless --kv says otherwise, since these numbers are for
-comparing with other implementations.")]
+comparing with other implementations."
+)]
 pub struct LogitsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token ids, with commas between
-    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token, required = true)]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = token, required = true)]
     pub tokens: Vec<u32>,
     /// Print JSON instead of a table
     #[arg(long)]
@@ -156,7 +162,9 @@ pub struct LogitsArgs {
 
 /// `strata bench`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   strata bench -m model.gguf
   strata bench -m model.gguf -p 512 -n 128 --repeat 5 --json
@@ -164,7 +172,8 @@ Examples:
 
 Each round measures the memory's read bandwidth, reads a prompt of -p tokens, and writes -n tokens after it. Medians of
 all rounds are printed. Writing is bound by the bytes it reads per token, so their rate is put against the bandwidth
-measured in the same round; reading is bound by multiplications.")]
+measured in the same round; reading is bound by multiplications."
+)]
 pub struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -186,14 +195,17 @@ pub struct BenchArgs {
 
 /// `strata perplexity`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   strata perplexity -m model.gguf -f wiki.test.raw
   strata perplexity -m model.gguf -f book.txt --ctx 2048 --chunks 20 --json
 
 The convention is that of llama.cpp's llama-perplexity, so that the figures can be compared: chunks of --ctx tokens that
 do not overlap, the first token of each replaced by the begin-of-text token where the model uses one, and only the second
-half of each chunk scored. What is left over at the end is not used.")]
+half of each chunk scored. What is left over at the end is not used."
+)]
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -251,16 +263,17 @@ type Parsed<T> = Result<T, String>;
 
 fn in_range(range: RangeInclusive<usize>) -> impl Fn(&str) -> Parsed<usize> + Clone + Send + Sync {
     move |text| {
-        let wanted = || match *range.end() {
-            usize::MAX => format!("a whole number from {} up is needed", range.start()),
-            end => format!("a whole number from {} to {end} is needed", range.start()),
-        };
+        let wanted = || format!("a whole number from {} to {} is needed", range.start(), range.end());
         text.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
     }
 }
 
 fn token(text: &str) -> Parsed<u32> {
-    text.trim().parse().map_err(|_| "a token id is a whole number from 0 up".into())
+    text.trim().parse().map_err(|_| format!("a token id is a whole number from 0 to {}", u32::MAX))
+}
+
+fn seed(text: &str) -> Parsed<u64> {
+    text.parse().map_err(|_| format!("a whole number from 0 to {} is needed", u64::MAX))
 }
 
 fn kv_type(name: &str) -> Parsed<KvType> {
@@ -273,7 +286,7 @@ fn instruction_set(name: &str) -> Parsed<Isa> {
 
 fn temperature(text: &str) -> Parsed<f32> {
     let number = text.parse().ok().filter(|t: &f32| t.is_finite() && *t >= 0.0);
-    number.ok_or_else(|| "a number from 0 up is needed".into())
+    number.ok_or_else(|| format!("a number from 0 to {:e} is needed", f32::MAX))
 }
 
 fn fraction(text: &str) -> Parsed<f32> {
@@ -293,12 +306,33 @@ mod tests {
 
     #[test]
     fn numbers_outside_their_range_are_refused() {
-        let refused = |text: &str| Args::try_parse_from(text.split(' ')).is_err();
+        let refusal =
+            |text: &str| Args::try_parse_from(text.split(' ')).map_err(|error| error.to_string()).err();
+        let refused = |text: &str| refusal(text).is_some();
         assert!(!refused("strata run -m m -p t --temp 0 --top-p 1 --threads 1"));
         for wrong in
             ["--temp nan", "--temp=-1", "--top-p 1.5", "--min-p=-0.1", "--threads 0", "--ctx 0", "--kv q8"]
         {
             assert!(refused(&format!("strata run -m m -p t {wrong}")), "{wrong}");
         }
+        // A negative number was taken for a flag that is not known, and what does not fit into 64 bits was an invalid
+        // digit: the range was never said.
+        for wrong in [
+            "-n -1",
+            "-n 1e3",
+            "--temp -1",
+            "--temp 1e40",
+            "--top-k -1",
+            "--top-p -1",
+            "--seed -1",
+            "--seed 18446744073709551616",
+            "--threads -1",
+            "--ctx -1",
+        ] {
+            let sentence = refusal(&format!("strata run -m m -p t {wrong}")).expect(wrong);
+            assert!(sentence.contains("number from ") && sentence.contains(" to "), "{wrong}: {sentence}");
+        }
+        let sentence = refusal("strata logits -m m --tokens -1,2").expect("-1");
+        assert!(sentence.contains("from 0 to 4294967295"), "{sentence}");
     }
 }

@@ -38,6 +38,22 @@ pub enum Error {
         /// The first byte that is wrong, from 0.
         at: usize,
     },
+    /// More text than anything here can use.
+    #[error("{what} holds more than {bytes_max} bytes, the most that are taken")]
+    TextTooLong {
+        /// Which text.
+        what: String,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// Results that the memory cannot hold.
+    #[error("the results for {tokens} tokens do not fit into the {available} bytes of memory that are free")]
+    ResultsTooLarge {
+        /// Tokens asked for.
+        tokens: usize,
+        /// What there is.
+        available: u64,
+    },
     /// Too little to compute a perplexity from.
     #[error("the text has {found} tokens; one chunk needs {needed}: take a longer text or a smaller --ctx")]
     TextTooShort {
@@ -84,6 +100,8 @@ impl Error {
             Error::Load { .. } | Error::Tokenizer { .. } => 3,
             Error::Template(_)
             | Error::NotText { .. }
+            | Error::TextTooLong { .. }
+            | Error::ResultsTooLarge { .. }
             | Error::TextTooShort { .. }
             | Error::EmptyPrompt
             | Error::TooLong { .. }

@@ -21,8 +21,15 @@ const ROWS_MAX: usize = 64;
 /// Every kind but those of text.
 pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
     let mut engine = prepare::engine(&args.model, &args.compute, KvType::F32, Some(args.tokens.len()))?;
+    let available = sys::memory::available().bytes;
+    let too_large = || Error::ResultsTooLarge { tokens: args.tokens.len(), available };
+    let bytes = (args.tokens.len() * engine.model().spec.vocabulary * size_of::<f32>()) as u64;
+    if bytes > available {
+        return Err(too_large());
+    }
     if args.taps {
-        let (rows, taps) = tapped_rows(&mut engine, &args.tokens)?;
+        let (rows, taps) =
+            tapped_rows(&mut engine, &args.tokens, available - bytes)?.ok_or_else(too_large)?;
         return Output::new().document(|out| {
             out.write_all(b"{\"logits\": ")?;
             write_matrix(out, &rows, engine.model().spec.vocabulary)?;
@@ -48,7 +55,7 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
 /// Logits of every row, `[tokens][vocabulary]`.
 fn rows(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
     let mut state = engine.model().new_state()?;
-    let mut rows = Vec::new();
+    let mut rows = Vec::with_capacity(tokens.len() * engine.model().spec.vocabulary);
     for chunk in tokens.chunks(ROWS_MAX) {
         let mut window = Window::default();
         window.push_tokens(0, chunk, state.next_position(), Outputs::All);
@@ -60,18 +67,27 @@ fn rows(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
 /// Width and values, `[rows][width]`, of each intermediate.
 type Taps = BTreeMap<String, (usize, Vec<f32>)>;
 
-/// As [`rows`] with the intermediates, in one pass: some intermediates are as wide as the pass is long.
-fn tapped_rows(engine: &mut Engine, tokens: &[u32]) -> Result<(Vec<f32>, Taps), StepError> {
+/// As [`rows`] with the intermediates, in one pass: some intermediates are as wide as the pass is long. Nothing if they
+/// take more than `bytes_max`.
+fn tapped_rows(
+    engine: &mut Engine,
+    tokens: &[u32],
+    bytes_max: u64,
+) -> Result<Option<(Vec<f32>, Taps)>, StepError> {
     let mut state = engine.model().new_state()?;
     let mut window = Window::default();
     window.push_tokens(0, tokens, 0, Outputs::All);
     let mut taps = Taps::new();
+    let mut bytes = 0;
     let mut sink = |name: &str, width: usize, values: &[f32]| {
-        taps.insert(name.to_owned(), (width, values.to_vec()));
+        bytes += size_of_val(values) as u64;
+        if bytes <= bytes_max {
+            taps.insert(name.to_owned(), (width, values.to_vec()));
+        }
     };
     let output = engine.stage_mut().run(&window, &mut [&mut state], Some(&mut sink))?;
     let rows = output.logits.to_vec();
-    Ok((rows, taps))
+    Ok((bytes <= bytes_max).then_some((rows, taps)))
 }
 
 fn write_matrix(out: &mut dyn Write, values: &[f32], width: usize) -> io::Result<()> {

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) | Err(Error::ReaderGone) => ExitCode::SUCCESS,
         Err(error) => {
-            output::note(format_args!("error: {error}"));
+            output::note(format_args!("error: {}", output::plain(&error.to_string())));
             let _ = std::io::stderr().flush();
             ExitCode::from(error.exit_code())
         }

@@ -45,9 +45,36 @@ pub fn note(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Text from a file or the command line as part of one plain sentence: control characters, which could end the line or
+/// steer the terminal, are written as escapes, and what is too long to read is cut.
+pub fn plain(text: &str) -> String {
+    const CHARS_MAX: usize = 1000;
+    let mut plain = String::new();
+    for (at, c) in text.chars().enumerate() {
+        if at == CHARS_MAX {
+            plain.push_str("...");
+            break;
+        }
+        if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
+    }
+    plain
+}
+
 fn fault(source: io::Error) -> Error {
     match source.kind() {
         io::ErrorKind::BrokenPipe => Error::ReaderGone,
         _ => Error::Io { action: "write to", what: "the standard output".into(), source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn a_sentence_is_one_line_and_steers_no_terminal() {
+        assert_eq!(plain("größe"), "größe");
+        assert_eq!(plain("a\nb\u{1b}[31m\u{9b}"), "a\\nb\\u{1b}[31m\\u{9b}");
+        assert_eq!(plain(&"é".repeat(2000)), "é".repeat(1000) + "...");
     }
 }

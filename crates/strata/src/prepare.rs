@@ -1,5 +1,6 @@
 //! What several commands begin with: the model, its tokenizer, the prompt.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,9 +11,13 @@ use gguf::Metadata;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
+use crate::output;
 
 /// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
 const CHUNK_TOKENS: usize = 512;
+
+/// Most bytes of a text: many times what any context holds.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// Loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open.
 pub fn engine(
@@ -27,7 +32,7 @@ pub fn engine(
     let engine = Engine::load(&model.model, &config)
         .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
-        eprintln!("strata: {warning}");
+        output::note(format_args!("note: {}", output::plain(&warning.to_string())));
     }
     Ok(engine)
 }
@@ -85,13 +90,17 @@ pub fn text_argument(text: &str) -> Result<String, Error> {
 /// A file's text without the line end that closes it, where `-` stands for standard input.
 pub fn file_text(path: &Path) -> Result<String, Error> {
     let mut bytes = Vec::new();
+    let mut read = |source: &mut dyn Read| source.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes);
     let (what, read) = if path == Path::new("-") {
-        ("the standard input".to_owned(), std::io::stdin().read_to_end(&mut bytes).map(drop))
+        ("the standard input".to_owned(), read(&mut std::io::stdin().lock()))
     } else {
-        (path.display().to_string(), std::fs::read(path).map(|read| bytes = read))
+        (path.display().to_string(), File::open(path).and_then(|mut file| read(&mut file)))
     };
     if let Err(source) = read {
         return Err(Error::Io { action: "read", what, source });
+    }
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        return Err(Error::TextTooLong { what, bytes_max: TEXT_BYTES_MAX });
     }
     let mut text = String::from_utf8(bytes)
         .map_err(|error| Error::NotText { what, at: error.utf8_error().valid_up_to() })?;

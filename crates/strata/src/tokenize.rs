@@ -1,7 +1,6 @@
 //! `strata tokenize`: the ids of a text.
 
 use chat::Specials;
-use serde_json::json;
 
 use crate::args::TokenizeArgs;
 use crate::error::Error;
@@ -27,8 +26,17 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
     };
     let piece = |id: u32| String::from_utf8_lossy(tokenizer.token_bytes(id));
     if args.json {
-        let pieces: Vec<_> = ids.iter().map(|&id| piece(id)).collect();
-        return Output::new().json(&json!({ "tokens": ids, "pieces": pieces }));
+        // Written piece by piece: as one value, a long text's would take a hundred bytes of memory a token.
+        return Output::new().document(|out| {
+            out.write_all(b"{\"tokens\":")?;
+            serde_json::to_writer(&mut *out, &ids)?;
+            out.write_all(b",\"pieces\":[")?;
+            for (i, &id) in ids.iter().enumerate() {
+                out.write_all(if i > 0 { b"," } else { b"" })?;
+                serde_json::to_writer(&mut *out, &piece(id))?;
+            }
+            out.write_all(b"]}\n")
+        });
     }
     Output::new().document(|out| ids.iter().try_for_each(|&id| writeln!(out, "{id:>8} {:?}", piece(id))))
 }

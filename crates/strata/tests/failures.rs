@@ -101,6 +101,30 @@ fn texts_and_tokens_that_cannot_be_used() {
     check(&["perplexity", "-m", &file, "-f", &short], 4, "one chunk needs 512");
 }
 
+/// A pipe that never ends was read until no memory was left.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_text_without_end_is_refused() {
+    let file = model("q2-tiny-F32");
+    check(&["perplexity", "-m", &file, "-f", "/dev/zero"], 4, "/dev/zero holds more than 67108864 bytes");
+    let zero = std::fs::File::open("/dev/zero").expect("a device that never ends");
+    let args = ["tokenize", "-m", &file, "-p", "-"];
+    let child = program(&args).stdin(zero).output().expect("started");
+    let stderr = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.code(), Some(4), "{stderr}");
+    assert!(stderr.starts_with("error: the standard input holds more than"), "{stderr}");
+}
+
+/// A path, and the words that a model's template raises, went to the terminal as they were: several lines, escape
+/// sequences, megabytes.
+#[test]
+fn text_from_outside_cannot_break_the_sentence() {
+    check(&["tokenize", "-m", "no\nfile\u{1b}[31m", "-p", "x"], 3, "cannot open no\\nfile\\u{1b}[31m: ");
+    let long = "x".repeat(5000);
+    let ran = strata(&["tokenize", "-m", &long, "-p", "x"]);
+    assert!(ran.code == 3 && ran.stderr.len() < 1100, "{ran:?}");
+}
+
 #[test]
 fn files_that_cannot_be_read() {
     let file = model("q2-tiny-F32");
