@@ -27,6 +27,9 @@ pub struct ModelFile {
     by_name: Vec<u32>,
 }
 
+/// The most files of a set that are taken: writers count them in 16 bits.
+pub const SHARDS_MAX: u64 = u16::MAX as u64;
+
 /// One file of a model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shard {
@@ -55,7 +58,7 @@ impl ModelFile {
             (None, Some(name)) => Err(in_file(Fault::NotAShard { no: name.no, count: name.count })),
             (Some(split), None) => Err(in_file(Fault::ShardName { no: split.no, count: split.count })),
             (Some(split), Some(name)) => {
-                name.check(&split).map_err(in_file)?;
+                name.check(&split).and_then(|()| name.limit()).map_err(in_file)?;
                 open_set(&path, &name, (shard, header))
             }
         }
@@ -88,7 +91,7 @@ impl ModelFile {
             tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { shard: index, ..tensor }));
             shards.push(shard);
         }
-        // At most TENSORS_MAX in each of at most 65535 files.
+        // At most TENSORS_MAX in each of at most SHARDS_MAX files.
         let count = u32::try_from(tensors.len()).expect("fewer than 2^32 tensors");
         let mut by_name: Vec<u32> = (0..count).collect();
         by_name.sort_unstable_by(|&a, &b| tensors[a as usize].name.cmp(&tensors[b as usize].name));
@@ -288,6 +291,14 @@ impl ShardName {
     fn of_shard(&self, no: u64) -> String {
         let (no_digits, count_digits) = self.digits;
         format!("{}-{no:0no_digits$}-of-{:0count_digits$}{}", self.stem, self.count, self.extension)
+    }
+
+    /// Every shard is looked for by its name, so a set may not have any number of them.
+    fn limit(&self) -> Result<(), Fault> {
+        if self.count > SHARDS_MAX {
+            return Err(Fault::Limit { what: "a number of parts", found: self.count, most: SHARDS_MAX });
+        }
+        Ok(())
     }
 
     /// Whether a file of this name holds the shard it should.

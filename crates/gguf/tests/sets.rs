@@ -266,6 +266,16 @@ fn split_keys_of_a_wrong_type_or_value_are_refused() {
     refused(&path, &["by its contents"]);
 }
 
+/// A file that called itself one of 999,999,999, by its name and by its keys, had every one of them looked for.
+#[test]
+fn a_set_of_too_many_parts_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("a-000000001-of-999999999.gguf");
+    let mut writer = Writer::new();
+    writer.set("split.no", 0u32).set("split.count", 999_999_999u32).write(&path).expect("written");
+    refused(&path, &["a-000000001-of-999999999.gguf", "a number of parts of 999999999, but at most 65535"]);
+}
+
 #[test]
 fn a_folder_is_one_model() {
     let (folder, paths) = set();

@@ -1,12 +1,11 @@
 //! Building graphs: buffers, products, the frame of a forward pass.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use gguf::TensorType;
 use kernels::Kernels;
 
-use super::{BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Segment, Tap, TapSource};
+use super::{BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Run, Segment, Tap, TapSource};
 use crate::models::{Activation, Linear, ModelSpec, ReadSpec, TensorId};
 
 /// Collects operations and buffers.
@@ -149,11 +148,33 @@ impl<'a> Builder<'a> {
         }
     }
 
-    pub(super) fn gather(&mut self, parts: &[BufferId], map: impl Into<Arc<[u32]>>, name: &str) -> BufferId {
-        let map = map.into();
-        let out = self.buffer(name, self.domain(parts[0]), map.len());
-        self.push(Op::Gather { parts: parts.to_vec(), map, out });
+    /// Columns of the parts, numbered as if these lay side by side. A part that is just that is not copied.
+    pub(super) fn gather(&mut self, parts: &[BufferId], columns: &[u32], name: &str) -> BufferId {
+        let runs = self.runs(parts, columns);
+        if let [Run { part, first: 0, len }] = runs[..]
+            && len == self.width(parts[part])
+        {
+            return parts[part];
+        }
+        let out = self.buffer(name, self.domain(parts[0]), columns.len());
+        self.push(Op::Gather { parts: parts.to_vec(), runs: runs.into(), out });
         out
+    }
+
+    fn runs(&self, parts: &[BufferId], columns: &[u32]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for &column in columns {
+            let (mut part, mut first) = (0, column as usize);
+            while first >= self.width(parts[part]) {
+                first -= self.width(parts[part]);
+                part += 1;
+            }
+            match runs.last_mut() {
+                Some(run) if run.part == part && run.first + run.len == first => run.len += 1,
+                _ => runs.push(Run { part, first, len: 1 }),
+            }
+        }
+        runs
     }
 
     /// The head: from the residual of the rows that want logits to logits.

@@ -123,9 +123,9 @@ impl Builder<'_> {
                 };
                 let q_rows = q_width * per_head;
                 (
-                    self.gather(&[all], part(0, q_rows), "q"),
-                    self.gather(&[all], part(q_rows, kv_width), "k"),
-                    self.gather(&[all], part(q_rows + kv_width, kv_width), "v"),
+                    self.gather(&[all], &part(0, q_rows), "q"),
+                    self.gather(&[all], &part(q_rows, kv_width), "k"),
+                    self.gather(&[all], &part(q_rows + kv_width, kv_width), "v"),
                 )
             }
         };
@@ -133,8 +133,8 @@ impl Builder<'_> {
             let half = |offset: usize| -> Vec<u32> {
                 (0..heads).flat_map(|h| (0..d).map(move |i| (h * 2 * d + offset + i) as u32)).collect()
             };
-            let gate = self.gather(&[q], half(d), "q gate");
-            q = self.gather(&[q], half(0), "q of gated");
+            let gate = self.gather(&[q], &half(d), "q gate");
+            q = self.gather(&[q], &half(0), "q of gated");
             gate
         });
         (q, k, v, gate)
@@ -173,13 +173,13 @@ impl Builder<'_> {
             .collect();
         let u = match &projection.channels {
             None => parts[0],
-            Some(map) => self.gather(&parts, map.clone(), "delta channels"),
+            Some(map) => self.gather(&parts, map, "delta channels"),
         };
         self.tap_buffer(format!("{l}.gdn.qkv"), u);
-        let z = self.gather(&parts, projection.gate.clone(), "delta z");
+        let z = self.gather(&parts, &projection.gate, "delta z");
         self.tap_buffer(format!("{l}.gdn.z"), z);
-        let beta = self.gather(&parts, projection.beta.clone(), "delta beta");
-        let alpha = self.gather(&parts, projection.alpha.clone(), "delta alpha");
+        let beta = self.gather(&parts, &projection.beta, "delta beta");
+        let alpha = self.gather(&parts, &projection.alpha, "delta alpha");
         self.push(Op::DeltaGates { beta, alpha, dt_bias: spec.dt_bias, a: spec.a });
         self.tap_buffer(format!("{l}.gdn.beta"), beta);
         self.tap_buffer(format!("{l}.gdn.g"), alpha);

@@ -60,6 +60,17 @@ pub struct Input {
     pub int8: Option<BufferId>,
 }
 
+/// Neighbouring columns of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Which of the operation's parts.
+    pub part: usize,
+    /// First column.
+    pub first: usize,
+    /// Number of columns.
+    pub len: usize,
+}
+
 /// One operation. `x`, `y` and the like are buffers; shapes are per row.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the sentence of each operation names its buffers")]
@@ -84,8 +95,8 @@ pub enum Op {
     AddStreams { r: BufferId, y: BufferId, w: BufferId },
     /// `x += y`.
     Add { x: BufferId, y: BufferId },
-    /// `out[c] = concat(parts)[map[c]]`.
-    Gather { parts: Vec<BufferId>, map: Arc<[u32]>, out: BufferId },
+    /// The runs of columns, side by side.
+    Gather { parts: Vec<BufferId>, runs: Arc<[Run]>, out: BufferId },
     /// `out = [e, h_0, e, h_1, ...]`: the embedding in front of every stream of the hidden row.
     Pair { e: BufferId, h: BufferId, out: BufferId },
     /// Rotates every head of `head_dim` values by the row's position.

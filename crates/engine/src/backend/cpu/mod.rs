@@ -221,16 +221,12 @@ impl Cpu {
                     kernels.add_scaled(stream, weight, y);
                 }
             }),
-            Op::Gather { parts, map, out } => self.write_rows(buffers, *out, |b, row, out| {
+            Op::Gather { parts, runs, out } => self.write_rows(buffers, *out, |b, row, out| {
                 let mut first = 0;
-                for &part in parts {
-                    let x = row_of(b, part, row);
-                    for (value, &column) in out.iter_mut().zip(map.iter()) {
-                        if let Some(&v) = (column as usize).checked_sub(first).and_then(|c| x.get(c)) {
-                            *value = v;
-                        }
-                    }
-                    first += x.len();
+                for run in &runs[..] {
+                    let values = &row_of(b, parts[run.part], row)[run.first..][..run.len];
+                    out[first..first + run.len].copy_from_slice(values);
+                    first += run.len;
                 }
             }),
             Op::Pair { e, h, out } => self.write_rows(buffers, *out, |b, row, out| {
