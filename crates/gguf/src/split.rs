@@ -88,7 +88,7 @@ impl ModelFile {
             tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { shard: index, ..tensor }));
             shards.push(shard);
         }
-        // At most TENSORS_MAX in each of at most 65535 files.
+        // At most TENSORS_MAX in each of at most SHARDS_MAX files.
         let count = u32::try_from(tensors.len()).expect("fewer than 2^32 tensors");
         let mut by_name: Vec<u32> = (0..count).collect();
         by_name.sort_unstable_by(|&a, &b| tensors[a as usize].name.cmp(&tensors[b as usize].name));
@@ -105,6 +105,9 @@ impl ModelFile {
         Ok(ModelFile { metadata, tensors, shards, by_name })
     }
 }
+
+/// Most files of a set: `split.count` is a 16-bit number in the files of llama.cpp.
+const SHARDS_MAX: u64 = u16::MAX as u64;
 
 /// What a file says about its set.
 #[derive(Clone, Copy)]
@@ -124,6 +127,9 @@ fn split_keys(metadata: &Metadata) -> Result<Option<Split>, Fault> {
         None | Some(0 | 1) => Ok(None),
         Some(count) => {
             let no = no.ok_or(Fault::MissingKey { key: "split.no" })?;
+            if count > SHARDS_MAX || no >= count {
+                return Err(Fault::SplitNumbers { no, count, max: SHARDS_MAX });
+            }
             Ok(Some(Split { no, count, tensors }))
         }
     }
@@ -292,7 +298,7 @@ impl ShardName {
 
     /// Whether a file of this name holds the shard it should.
     fn check(&self, split: &Split) -> Result<(), Fault> {
-        let (named, holds) = ((self.no, self.count), (split.no.saturating_add(1), split.count));
+        let (named, holds) = ((self.no, self.count), (split.no + 1, split.count));
         if named == holds { Ok(()) } else { Err(Fault::ShardSwapped { named, holds }) }
     }
 }
