@@ -280,9 +280,9 @@ fn split_keys_of_a_wrong_type_or_value_are_refused() {
     refused(&path, &["part number 18446744073709551615 of 18446744073709551615"]);
     Writer::new().set("split.count", 2u16).write(&path).expect("written");
     refused(&path, &["has no metadata key \"split.no\""]);
-    // A count that no folder holds is not looked for name by name: the name has to agree first.
+    // A count that no folder holds is not looked for name by name.
     write(0u16.into(), u64::MAX.into(), 0i32.into());
-    refused(&path, &["by its contents"]);
+    refused(&path, &["part number 0 of 18446744073709551615"]);
 }
 
 #[test]
