@@ -339,18 +339,6 @@ pub enum Fault {
         /// Where the next file begins.
         at: u64,
     },
-    /// Split keys that no set of files can have.
-    #[error(
-        "says that it is part number {no} of {count}, counted from 0; a split model has at most {max} parts"
-    )]
-    SplitNumbers {
-        /// `split.no`.
-        no: u64,
-        /// `split.count`.
-        count: u64,
-        /// Most files of a set.
-        max: u64,
-    },
     /// A shard under a name that does not say which one it is.
     #[error(
         "is part {} of {count} of a split model, but its name does not end in -{:05}-of-{count:05}.gguf, by which the \

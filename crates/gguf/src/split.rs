@@ -109,9 +109,6 @@ impl ModelFile {
     }
 }
 
-/// Most files of a set: `split.count` is a 16-bit number in the files of llama.cpp.
-const SHARDS_MAX: u64 = u16::MAX as u64;
-
 /// What a file says about its set.
 #[derive(Clone, Copy)]
 struct Split {
@@ -130,9 +127,6 @@ fn split_keys(metadata: &Metadata) -> Result<Option<Split>, Fault> {
         None | Some(0 | 1) => Ok(None),
         Some(count) => {
             let no = no.ok_or(Fault::MissingKey { key: "split.no" })?;
-            if count > SHARDS_MAX || no >= count {
-                return Err(Fault::SplitNumbers { no, count, max: SHARDS_MAX });
-            }
             Ok(Some(Split { no, count, tensors }))
         }
     }
@@ -309,7 +303,7 @@ impl ShardName {
 
     /// Whether a file of this name holds the shard it should.
     fn check(&self, split: &Split) -> Result<(), Fault> {
-        let (named, holds) = ((self.no, self.count), (split.no + 1, split.count));
+        let (named, holds) = ((self.no, self.count), (split.no.saturating_add(1), split.count));
         if named == holds { Ok(()) } else { Err(Fault::ShardSwapped { named, holds }) }
     }
 }
