@@ -123,6 +123,7 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             seed: self.seed.unwrap_or(seed),
+            ..Sampling::default()
         }
     }
 }
