@@ -94,6 +94,7 @@ impl Error {
             | Error::EmptyPrompt
             | Error::TooLong { .. }
             | Error::Step(StepError::TokenOutOfRange { .. }) => 4,
+            Error::Sampling(_) => 2,
             Error::Step(_) | Error::Sample(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
         }
