@@ -2,14 +2,18 @@
 //! back into whole characters, and the chat template that turns messages into a prompt.
 #![forbid(unsafe_code)]
 
+mod constraint;
 mod decoder;
 mod error;
+mod generate;
 mod message;
 mod template;
 mod tokenizer;
 
+pub use constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 pub use decoder::Decoder;
 pub use error::Error;
+pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role};
 pub use template::{Limits, RenderInput, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

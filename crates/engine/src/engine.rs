@@ -1,5 +1,6 @@
 //! Tokens in, tokens out.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use thiserror::Error;
 use crate::backend::Cpu;
 use crate::error::{LoadError, StepError};
 use crate::model::{LoadOptions, Model};
-use crate::sampler::{Sampling, sample};
+use crate::policy::{RowPolicy, StopReason, StopTokens, Verdict};
+use crate::sampler::{SampleError, Sampled, Sampler, Sampling, SamplingError};
 use crate::stage::{Stage, cpu};
 use crate::state::State;
 use crate::window::{Outputs, Window};
@@ -58,6 +60,8 @@ pub enum EndReason {
 pub struct Ended {
     /// Why.
     pub reason: EndReason,
+    /// What stopped it, if the reason is [`EndReason::Stop`].
+    pub stop: Option<StopReason>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens generated, the stop token not counted.
@@ -84,6 +88,12 @@ pub enum RequestError {
         /// Tokens of the context.
         context_tokens: usize,
     },
+    /// The sampling makes no sense.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
     /// A pass failed.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -146,6 +156,20 @@ impl Engine {
         request: &Request,
         mut emit: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Ended, RequestError> {
+        self.generate_with(request, &mut StopTokens(&request.stop_tokens), |sampled| emit(sampled.token))
+    }
+
+    /// Answers a request under a policy, which also decides about the request's stop tokens: they are not looked at here.
+    /// Forced tokens count as generated and are emitted like chosen ones.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub fn generate_with(
+        &mut self,
+        request: &Request,
+        policy: &mut dyn RowPolicy,
+        mut emit: impl FnMut(&Sampled) -> ControlFlow<()>,
+    ) -> Result<Ended, RequestError> {
         let context_tokens = self.model().layout.context_tokens;
         let prompt_tokens = request.prompt.len();
         if prompt_tokens == 0 {
@@ -154,31 +178,42 @@ impl Engine {
         if prompt_tokens >= context_tokens {
             return Err(RequestError::PromptTooLong { prompt_tokens, context_tokens });
         }
+        let mut sampler = Sampler::new(request.sampling.clone().validate(self.model().spec.vocabulary)?);
         let start = Instant::now();
         let mut state = self.model().new_state()?;
-        let logits = self.read(&mut state, &request.prompt)?;
-        let mut next = sample(logits, &request.sampling, prompt_tokens as u64);
+        self.read(&mut state, &request.prompt)?;
         let read_time = start.elapsed();
         let limit = request.tokens_max.min(context_tokens - prompt_tokens);
-        let mut generated_tokens = 0;
-        let reason = loop {
-            if generated_tokens == limit {
-                break EndReason::Length;
+        let mut tokens = request.prompt.clone();
+        let mut forced = VecDeque::new();
+        let mut verdict = policy.start();
+        let (reason, stop) = loop {
+            match verdict {
+                Verdict::GoOn => {}
+                Verdict::Force(next) => forced = next.into(),
+                Verdict::Stop(stop) => break (stop.into(), Some(stop)),
             }
-            if request.stop_tokens.contains(&next) {
-                break EndReason::Stop;
+            if tokens.len() == prompt_tokens + limit {
+                break (EndReason::Length, None);
             }
-            generated_tokens += 1;
-            if emit(next).is_break() {
-                break EndReason::Cancelled;
+            if let [.., last] = tokens[prompt_tokens..] {
+                self.read(&mut state, &[last])?;
             }
-            if generated_tokens == limit {
-                break EndReason::Length;
+            let logits = self.stage.logits();
+            let next = match forced.pop_front() {
+                Some(token) => sampler.told(logits, token),
+                None => sampler.sample(logits, &tokens, tokens.len() as u64, policy.mask())?,
+            };
+            verdict = policy.advance(next.token);
+            if !matches!(verdict, Verdict::Stop(StopReason::Token(_))) {
+                tokens.push(next.token);
+                if emit(&next).is_break() {
+                    break (EndReason::Cancelled, None);
+                }
             }
-            let logits = self.read(&mut state, &[next])?;
-            next = sample(logits, &request.sampling, (prompt_tokens + generated_tokens) as u64);
         };
         let write_time = start.elapsed() - read_time;
-        Ok(Ended { reason, prompt_tokens, generated_tokens, read_time, write_time })
+        let generated_tokens = tokens.len() - prompt_tokens;
+        Ok(Ended { reason, stop, prompt_tokens, generated_tokens, read_time, write_time })
     }
 }

@@ -126,6 +126,7 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             seed: self.seed.unwrap_or(seed),
+            ..Sampling::default()
         }
     }
 }

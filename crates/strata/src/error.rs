@@ -76,6 +76,12 @@ pub enum Error {
     /// A pass failed.
     #[error(transparent)]
     Step(StepError),
+    /// A sampling option makes no sense.
+    #[error(transparent)]
+    Sampling(engine::SamplingError),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sample(engine::sampler::SampleError),
     /// Threads or memory for a measurement cannot be had.
     #[error("cannot measure the memory's bandwidth: {0}")]
     Measure(String),
@@ -106,7 +112,8 @@ impl Error {
             | Error::EmptyPrompt
             | Error::TooLong { .. }
             | Error::Step(StepError::TokenOutOfRange { .. }) => 4,
-            Error::Step(_) | Error::Measure(_) => 5,
+            Error::Sampling(_) => 2,
+            Error::Step(_) | Error::Sample(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
         }
     }
@@ -131,6 +138,8 @@ impl From<RequestError> for Error {
                 // One more for the answer.
                 Error::TooLong { found: prompt_tokens + 1, context_tokens }
             }
+            RequestError::Sampling(error) => Error::Sampling(error),
+            RequestError::Sample(error) => Error::Sample(error),
             RequestError::Step(error) => error.into(),
         }
     }

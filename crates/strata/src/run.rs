@@ -32,6 +32,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     };
     // Nothing but a random number of the operating system's.
     let sampling = args.sampling.sampling(RandomState::new().hash_one(0) >> 32);
+    let seed = sampling.seed;
     let request = Request {
         prompt: tokenizer.encode_prompt(&text, Specials::Parse),
         sampling,
@@ -41,7 +42,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let mut answer = Answer::new(&tokenizer, (!args.json).then(Output::new));
     let ended = engine.generate(&request, |token| answer.push(token))?;
     let answer = answer.finish()?;
-    let summary = Summary { load_time, seed: sampling.seed, ended };
+    let summary = Summary { load_time, seed, ended };
     match args.json {
         true => Output::new().json(&summary.json(&answer)),
         false => {
