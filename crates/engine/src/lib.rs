@@ -27,7 +27,7 @@ pub use error::{LoadError, StateError, StepError};
 pub use kernels::Isa;
 pub use model::{LoadOptions, Model};
 pub use policy::{RowPolicy, StopReason, TokenMask, Verdict};
-pub use sampler::{Dry, LogProbabilities, Sampled, Sampler, Sampling, SamplingError};
+pub use sampler::{Dry, LogProbabilities, Sampled, Sampler, Sampling, SamplingError, TEMPERATURE_MAX};
 pub use stage::Stage;
 pub use state::{KvType, State};
 pub use weights::Weights;

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
-use engine::{Isa, KvType, Sampling};
+use engine::{Isa, KvType, Sampling, TEMPERATURE_MAX};
 
 /// Runs language models from GGUF files.
 #[derive(Debug, Parser)]
@@ -286,8 +286,8 @@ fn instruction_set(name: &str) -> Parsed<Isa> {
 }
 
 fn temperature(text: &str) -> Parsed<f32> {
-    let number = text.parse().ok().filter(|t: &f32| t.is_finite() && *t >= 0.0);
-    number.ok_or_else(|| format!("a number from 0 to {:e} is needed", f32::MAX))
+    let number = text.parse().ok().filter(|t: &f32| (0.0..=TEMPERATURE_MAX).contains(t));
+    number.ok_or_else(|| format!("a number from 0 to {TEMPERATURE_MAX} is needed"))
 }
 
 fn fraction(text: &str) -> Parsed<f32> {
@@ -323,6 +323,8 @@ mod tests {
             "-n 1e3",
             "--temp -1",
             "--temp 1e40",
+            // Refused only by the engine, after the model was loaded.
+            "--temp 101",
             "--top-k -1",
             "--top-p -1",
             "--seed -1",

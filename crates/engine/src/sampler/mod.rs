@@ -28,7 +28,7 @@ use crate::policy::TokenMask;
 use candidates::{Candidate, draw, min_p, top_k, top_p, typical};
 pub use log_probabilities::LogProbabilities;
 use penalties::Penalties;
-pub use sampling::{Dry, Sampling, SamplingError, ValidSampling};
+pub use sampling::{Dry, Sampling, SamplingError, TEMPERATURE_MAX, ValidSampling};
 
 /// A token with what is told about it.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,9 @@
 
 use thiserror::Error;
 
+/// Highest temperature: from here on all tokens are nearly alike.
+pub const TEMPERATURE_MAX: f32 = 100.0;
+
 /// Most tokens of a vocabulary: so many relative probabilities can be summed in 64 bits.
 pub(super) const VOCABULARY_MAX: usize = 1 << 24;
 
@@ -143,7 +146,7 @@ impl Sampling {
                 max: VOCABULARY_MAX,
             });
         }
-        in_range("temperature", self.temperature, 0.0, 100.0)?;
+        in_range("temperature", self.temperature, 0.0, TEMPERATURE_MAX)?;
         in_range("top_p", self.top_p, 0.0, 1.0)?;
         in_range("min_p", self.min_p, 0.0, 1.0)?;
         in_range("typical_p", self.typical_p, 0.0, 1.0)?;
