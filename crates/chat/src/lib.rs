@@ -7,6 +7,7 @@ mod decoder;
 mod error;
 mod generate;
 mod message;
+mod model;
 mod template;
 mod tokenizer;
 
@@ -15,5 +16,8 @@ pub use decoder::Decoder;
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role};
+pub use model::{
+    ChatAnswer, ChatEnd, ChatError, ChatEvent, ChatFormat, ChatModel, ChatRequest, Prompt, Thinking,
+};
 pub use template::{Limits, RenderInput, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -244,7 +244,7 @@ pub struct TokenizeArgs {
     #[arg(long)]
     pub chat: bool,
     /// Do not add the begin-of-text token where the model uses one
-    #[arg(long)]
+    #[arg(long, conflicts_with = "chat")]
     pub no_bos: bool,
     /// Treat the texts of control tokens as ordinary text
     #[arg(long, conflicts_with = "chat")]

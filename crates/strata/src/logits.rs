@@ -48,8 +48,9 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
             out.write_all(b"}\n")
         });
     }
-    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata).ok();
-    Output::new().document(|out| write_table(out, &args.tokens, &rows, vocabulary, tokenizer.as_ref()))
+    let format = prepare::format(&args.model, &engine.model().metadata).ok();
+    let tokenizer = format.as_ref().map(|format| &**format.tokenizer());
+    Output::new().document(|out| write_table(out, &args.tokens, &rows, vocabulary, tokenizer))
 }
 
 /// Logits of every row, `[tokens][vocabulary]`.

@@ -20,7 +20,8 @@ const SCORED_ROWS_MAX: usize = 64;
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let text = prepare::file_text(&args.file)?;
     let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx))?;
-    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata)?;
+    let format = prepare::format(&args.model, &engine.model().metadata)?;
+    let tokenizer = format.tokenizer();
     // A text's "<|im_end|>" is text here.
     let tokens = tokenizer.encode_prompt(&text, Specials::AsText);
     if tokens.len() < args.ctx {
@@ -33,7 +34,7 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let chunks = (tokens.len() / args.ctx).min(args.chunks.unwrap_or(usize::MAX));
     let mut scores = Scores::default();
     for (i, chunk) in tokens.chunks_exact(args.ctx).take(chunks).enumerate() {
-        score(&mut engine, &tokenizer, chunk, &mut scores)?;
+        score(&mut engine, tokenizer, chunk, &mut scores)?;
         output::note(format_args!(
             "chunk {} of {chunks}: perplexity {:.4} so far",
             i + 1,

@@ -1,6 +1,6 @@
 //! `strata tokenize`: the ids of a text.
 
-use chat::Specials;
+use chat::{ChatRequest, Prompt, Specials};
 
 use crate::args::TokenizeArgs;
 use crate::error::Error;
@@ -12,14 +12,18 @@ use crate::prepare;
 /// # Errors
 /// Those of the model, the text and the streams.
 pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
-    let mut text = prepare::text_argument(&args.prompt)?;
+    let text = prepare::text_argument(&args.prompt)?;
     let metadata = prepare::metadata(&args.model)?;
-    let tokenizer = prepare::tokenizer(&args.model, &metadata)?;
-    if args.chat {
-        text = prepare::chat_prompt(&metadata, &tokenizer, None, &text)?;
-    }
+    let format = prepare::format(&args.model, &metadata)?;
+    let tokenizer = format.tokenizer();
     let specials = if args.no_special { Specials::AsText } else { Specials::Parse };
-    let ids = if args.no_bos {
+    let ids = if args.chat {
+        format.prompt_tokens(&ChatRequest {
+            prompt: Prompt::user(text),
+            local_time_s: prepare::local_time_s(),
+            ..ChatRequest::default()
+        })?
+    } else if args.no_bos {
         tokenizer.encode(&text, specials)
     } else {
         tokenizer.encode_prompt(&text, specials)
