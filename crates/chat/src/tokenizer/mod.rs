@@ -12,11 +12,12 @@ mod vocabulary;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use crate::Error;
 use merges::{Merger, Merges};
 use pre::PreTokenizer;
-use special::SpecialTexts;
+use special::{SpecialText, SpecialTexts};
 pub use vocabulary::Vocabulary;
 
 /// Whether the texts of control tokens in a text mean these tokens.
@@ -97,10 +98,7 @@ pub struct Tokenizer {
     /// All tokens' bytes in order of id, and where each starts; one more entry for the end.
     bytes: Vec<u8>,
     starts: Vec<u32>,
-    /// Found with [`Specials::Parse`].
     specials: SpecialTexts,
-    /// Found with [`Specials::AsText`].
-    user_defined: SpecialTexts,
     ends: BTreeSet<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -147,9 +145,7 @@ impl Tokenizer {
         let mut ends = end_tokens(&ids, &rules, &mut kinds);
         ends.extend([eos, eot, eom].into_iter().flatten());
 
-        let texts = |wanted: &dyn Fn(Kind) -> bool| special_texts(&vocabulary.tokens, &kinds, wanted);
-        let specials = texts(&|kind| kind != Kind::Ordinary)?;
-        let user_defined = texts(&|kind| kind == Kind::UserDefined)?;
+        let specials = special_texts(&vocabulary.tokens, &kinds)?;
         let (bytes, starts) = all_bytes(&vocabulary.tokens, &kinds)?;
         let mut byte_ids = [None; 256];
         for (byte, id) in (0..=255).zip(&mut byte_ids) {
@@ -165,7 +161,6 @@ impl Tokenizer {
             bytes,
             starts,
             specials,
-            user_defined,
             ends,
             bos,
             eos,
@@ -176,26 +171,55 @@ impl Tokenizer {
     ///
     /// Time grows as n log n at worst with the length of the text, whatever is in it.
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
-        let texts = match specials {
-            Specials::Parse => &self.specials,
-            Specials::AsText => &self.user_defined,
-        };
-        let mut encoder =
-            Encoder { tokenizer: self, merger: Merger::default(), word: String::new(), ids: Vec::new() };
-        let mut rest = text;
-        while let Some((at, len, id)) = texts.find(rest) {
-            encoder.ordinary(&rest[..at]);
-            encoder.ids.push(id);
-            rest = &rest[at + len..];
+        match specials {
+            Specials::Parse => self.encode_mixed(text, &[]),
+            Specials::AsText => self.encode_mixed(text, std::slice::from_ref(&(0..text.len()))),
         }
-        encoder.ordinary(rest);
-        encoder.ids
     }
 
     /// The ids of a whole prompt: as [`Tokenizer::encode`], after the BOS token if the model wants one and the text does
     /// not start with it (templates often write it themselves).
     pub fn encode_prompt(&self, text: &str, specials: Specials) -> Vec<u32> {
-        let mut ids = self.encode(text, specials);
+        self.with_bos(self.encode(text, specials))
+    }
+
+    /// The ids of a whole prompt that a chat template wrote, of which the bytes `outside` came from messages.
+    ///
+    /// Special tokens are found as by [`Specials::AsText`] where they touch one of these ranges, be it with a single byte,
+    /// and as by [`Specials::Parse`] elsewhere. Nothing else depends on the ranges: words and merges go across their
+    /// edges, so that the ids are those the model was trained on. Without ranges this is
+    /// [`Tokenizer::encode_prompt`] with `Parse`; the BOS token is added as there.
+    ///
+    /// # Panics
+    /// If the ranges are not sorted and disjoint, or do not lie in the text on borders of characters.
+    pub fn encode_rendered(&self, text: &str, outside: &[Range<usize>]) -> Vec<u32> {
+        let mut end = 0;
+        for range in outside {
+            assert!(end <= range.start && range.start <= range.end, "outside ranges are sorted and disjoint");
+            let borders = text.is_char_boundary(range.start) && text.is_char_boundary(range.end);
+            assert!(borders, "outside ranges lie in the text on borders of characters");
+            end = range.end;
+        }
+        let outside: Vec<Range<usize>> = outside.iter().filter(|range| !range.is_empty()).cloned().collect();
+        self.with_bos(self.encode_mixed(text, &outside))
+    }
+
+    /// The ids of a text of which the bytes `outside` (sorted, disjoint, none empty) may hold no control token.
+    fn encode_mixed(&self, text: &str, outside: &[Range<usize>]) -> Vec<u32> {
+        let mut encoder =
+            Encoder { tokenizer: self, merger: Merger::default(), word: String::new(), ids: Vec::new() };
+        let mut done = 0;
+        while let Some((range, id)) = self.specials.find(text, done, outside) {
+            encoder.ordinary(&text[done..range.start]);
+            encoder.ids.push(id);
+            done = range.end;
+        }
+        encoder.ordinary(&text[done..]);
+        encoder.ids
+    }
+
+    /// The ids of a prompt with the BOS token in front if it belongs there and is not there.
+    fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
         if let Some(bos) = self.bos.filter(|bos| self.add_bos && ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
@@ -332,21 +356,17 @@ fn end_tokens(ids: &HashMap<Box<str>, u32>, rules: &[(u32, u32, u32)], kinds: &m
     ends
 }
 
-/// The texts of the tokens of some kinds.
-fn special_texts(
-    tokens: &[String],
-    kinds: &[Kind],
-    wanted: &dyn Fn(Kind) -> bool,
-) -> Result<SpecialTexts, Error> {
+/// The texts of the tokens that are not ordinary.
+fn special_texts(tokens: &[String], kinds: &[Kind]) -> Result<SpecialTexts, Error> {
     let mut texts = Vec::new();
     for ((text, &kind), id) in tokens.iter().zip(kinds).zip(0..) {
-        if !wanted(kind) || text.is_empty() {
+        if kind == Kind::Ordinary || text.is_empty() {
             continue;
         }
         if text.len() > SPECIAL_BYTES_MAX {
             return Err(Error::SpecialTooLong { id, bytes: text.len(), max: SPECIAL_BYTES_MAX });
         }
-        texts.push((text.as_bytes().into(), id));
+        texts.push(SpecialText { text: text.as_bytes().into(), id, everywhere: kind == Kind::UserDefined });
     }
     Ok(SpecialTexts::new(texts))
 }

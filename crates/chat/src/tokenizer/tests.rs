@@ -29,6 +29,78 @@ fn control_tokens_are_text_unless_parsed_and_user_defined_ones_are_always_found(
     check(&v, "<t<t>", Specials::AsText, &["<t", "<t>"]);
 }
 
+/// The texts of the ids of a rendered prompt, of which the bytes from `.0` to `.1` came from messages.
+fn rendered(v: &Vocabulary, text: &str, outside: &[(usize, usize)]) -> Vec<String> {
+    let outside: Vec<Range<usize>> = outside.iter().map(|&(start, end)| start..end).collect();
+    let ids = Tokenizer::new(v.clone()).unwrap().encode_rendered(text, &outside);
+    ids.iter().map(|&id| v.tokens[id as usize].clone()).collect()
+}
+
+#[test]
+fn control_tokens_are_text_where_a_message_has_a_part_in_them() {
+    let v = vocabulary("qwen2", &[("<s>", 3), ("<s", 3), ("<t>", 4)], &[]);
+    let text = "<s>a<s><t></s>b<s>";
+    assert_eq!(rendered(&v, text, &[]), ["<s>", "a", "<s>", "<t>", "<", "/", "s", ">", "b", "<s>"]);
+    // A message of its own; one that is empty.
+    assert_eq!(
+        rendered(&v, text, &[(3, 10), (14, 14)]),
+        ["<s>", "a", "<", "s", ">", "<t>", "<", "/", "s", ">", "b", "<s>"]
+    );
+    // A token that the message only completes, or only begins; one that it cuts short.
+    assert_eq!(rendered(&v, "<s>", &[(1, 2)]), ["<", "s", ">"]);
+    assert_eq!(rendered(&v, "<s>", &[(0, 1)]), ["<", "s", ">"]);
+    assert_eq!(rendered(&v, "<s>", &[(2, 3)]), ["<s", ">"]);
+    assert_eq!(rendered(&v, "<t>", &[(1, 2)]), ["<t>"]);
+    // Two messages side by side, and an empty one within what the template wrote.
+    assert_eq!(rendered(&v, "<s><s>", &[(3, 4), (4, 6)]), ["<s>", "<", "s", ">"]);
+    assert_eq!(rendered(&v, "<s>", &[(1, 1)]), ["<s>"]);
+}
+
+#[test]
+fn words_and_merges_go_across_the_edges_of_messages() {
+    let mut v =
+        vocabulary("llama-bpe", &[("ab", 1), ("abc", 1), ("<s>", 3), ("ĊĊ", 1)], &["a b", "ab c", "Ċ Ċ"]);
+    v.bos = Some(258);
+    assert_eq!(rendered(&v, "abc", &[(1, 2)]), ["<s>", "abc"]);
+    assert_eq!(rendered(&v, "x\n\nabc", &[(0, 2)]), ["<s>", "x", "ĊĊ", "abc"]);
+    // BOS as in every prompt: once, and a written one does not count.
+    assert_eq!(rendered(&v, "<s>ab", &[(3, 4)]), ["<s>", "ab"]);
+    assert_eq!(rendered(&v, "<s>", &[(0, 3)]), ["<s>", "<", "s", ">"]);
+    assert_eq!(rendered(&v, "", &[]), ["<s>"]);
+}
+
+#[test]
+#[should_panic(expected = "sorted and disjoint")]
+fn ranges_that_overlap_are_a_broken_invariant() {
+    rendered(&vocabulary("qwen2", &[], &[]), "abc", &[(0, 2), (1, 3)]);
+}
+
+#[test]
+#[should_panic(expected = "borders of characters")]
+fn a_range_within_a_character_is_a_broken_invariant() {
+    rendered(&vocabulary("qwen2", &[], &[]), "\u{e9}", &[(0, 1)]);
+}
+
+proptest::proptest! {
+    /// With all of the text from outside it is `AsText`, with none `Parse`, and the bytes are always the text's.
+    #[test]
+    fn ranges_change_only_which_specials_are_found(text in "[<s>t a\n\u{e9}]{0,24}", cut in 0usize..24) {
+        let v = vocabulary("qwen35", &[("<s>", 3), ("<t>", 4), ("\u{120}a", 1)], &["\u{120} a"]);
+        let tokenizer = Tokenizer::new(v).unwrap();
+        let cut = text.floor_char_boundary(cut);
+        proptest::prop_assert_eq!(tokenizer.encode_rendered(&text, &[]), tokenizer.encode(&text, Specials::Parse));
+        let whole = [0..cut, cut..text.len()];
+        proptest::prop_assert_eq!(tokenizer.encode_rendered(&text, &whole), tokenizer.encode(&text, Specials::AsText));
+        let ids = tokenizer.encode_rendered(&text, &whole[1..]);
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+        proptest::prop_assert_eq!(bytes, text.as_bytes());
+        // What is found before the cut alone is found; a special across it is none.
+        let head = tokenizer.encode(&text[..cut], Specials::Parse);
+        let count = |ids: &[u32]| ids.iter().filter(|&&id| id == 256).count();
+        proptest::prop_assert_eq!(count(&ids), count(&head));
+    }
+}
+
 #[test]
 fn a_whole_word_is_taken_before_merges_only_where_the_name_says_so() {
     let more = [("ab", 1), ("bc", 1), ("abc", 1), ("word", 3)];
