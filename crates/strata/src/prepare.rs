@@ -11,7 +11,6 @@ use gguf::Metadata;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
-use crate::output;
 
 /// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
 const CHUNK_TOKENS: usize = 512;
@@ -32,7 +31,7 @@ pub fn engine(
     let engine = Engine::load(&model.model, &config)
         .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
-        output::note(format_args!("note: {}", output::plain(&warning.to_string())));
+        tracing::warn!("{warning}");
     }
     Ok(engine)
 }
