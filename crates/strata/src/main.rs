@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod error;
+mod log;
 mod logits;
 mod output;
 mod perplexity;
@@ -26,7 +27,9 @@ fn main() -> ExitCode {
         let text = panic.to_string().replace('\n', " ");
         output::note(format_args!("error: this is a defect of strata, please report it: {text}"));
     }));
-    let result = match Args::parse().command {
+    let args = Args::parse();
+    log::start(args.log_level);
+    let result = match args.command {
         Command::Run(args) => run::run(&args),
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),

@@ -12,7 +12,6 @@ use gguf::Metadata;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
-use crate::output;
 
 /// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
 const CHUNK_TOKENS: usize = 512;
@@ -33,7 +32,7 @@ pub fn engine(
     let engine = Engine::load(&model.model, &config)
         .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
-        output::note(format_args!("note: {}", output::plain(&warning.to_string())));
+        tracing::warn!("{warning}");
     }
     Ok(engine)
 }
@@ -76,9 +75,9 @@ pub fn chat_model(
 fn warn_of_long_context(chat: &ChatModel) {
     let (wanted, trained) = (chat.context_tokens(), chat.service().model().spec.context_tokens);
     if wanted > trained {
-        output::note(format_args!(
-            "note: the context of {wanted} tokens is longer than the {trained} that the model was trained for"
-        ));
+        tracing::warn!(
+            "the context of {wanted} tokens is longer than the {trained} that the model was trained for"
+        );
     }
 }
 

@@ -7,10 +7,51 @@ use chat::{ChatEnd, ChatEvent, ChatRequest, Finish, Message, Prompt, Role};
 use engine::{Ended, ServiceLimits};
 use serde_json::json;
 
-use crate::args::RunArgs;
+use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
 use crate::prepare;
+
+/// The arguments of `strata run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata run -m model.gguf -p 'What is the capital of France?'
+  strata run -m model.gguf -p 'Count to ten.' --temp 0 -n 64
+  strata run -m model.gguf --raw -p 'Once upon a time'
+  git diff | strata run -m model.gguf --system 'Review this change.' -p - --json
+
+The answer goes to standard output as it is written, statistics to standard error. With the same model, --kv, prompt,
+sampling options and --seed the answer is the same, whatever the number of threads."
+)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The user's message; - reads it from standard input, without the line end that closes it
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// What the model is told before the user's message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Take the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens to write [default: until the model ends its answer or the context is full]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse::in_range(0..=usize::MAX))]
+    pub tokens_max: Option<usize>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Most tokens of prompt and answer together [default: what the model was trained for]
+    #[arg(short = 'c', long, value_name = "N", value_parser = parse::in_range(1..=parse::CONTEXT_MAX))]
+    pub ctx: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Print one JSON object instead: text, tokens, finish_reason, counts, times, speeds, peak memory
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Answers the prompt.
 ///
