@@ -14,6 +14,6 @@ pub use constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPo
 pub use decoder::Decoder;
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
-pub use message::{Message, Role};
-pub use template::{Limits, RenderInput, Template};
+pub use message::{Message, Role, ToolCall};
+pub use template::{Limits, RenderInput, Rendered, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -76,7 +76,8 @@ pub fn chat_prompt(
         local_time_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64),
         ..RenderInput::default()
     };
-    template.render(&input).map_err(|error| Error::Template(Box::new(error)))
+    let prompt = template.render_prompt(&input).map_err(|error| Error::Template(Box::new(error)))?;
+    Ok(prompt.text)
 }
 
 /// A text from the command line, where `-` stands for standard input.
