@@ -120,6 +120,7 @@ fn on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program() {
     let mut session = terminal(home.path(), &args);
     session.exp_string("> ").expect("a prompt");
     session.send("\x1b[A\x1b[A").expect("two times up");
+    session.flush().expect("a keyboard");
     session.exp_string("/stats").expect("the line before the last");
 }
 
