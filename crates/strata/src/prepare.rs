@@ -28,8 +28,9 @@ pub fn engine(
     let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
-    let engine = Engine::load(&model.model, &config)
-        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
+    let path = model.path()?;
+    let engine = Engine::load(&path, &config)
+        .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
@@ -38,10 +39,9 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
-    let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
-        path: model.model.clone(),
-        source: Box::new(LoadError::File(source)),
-    })?;
+    let path = model.path()?;
+    let file = gguf::ModelFile::open(&path)
+        .map_err(|source| Error::Load { path, source: Box::new(LoadError::File(source)) })?;
     Ok(file.metadata)
 }
 
