@@ -9,6 +9,8 @@ use engine::{LoadError, RequestError, StepError, SubmitError};
 
 use crate::repl::WrongCommand;
 
+use crate::pull::fault::Fault;
+
 /// Why a command ended early. `Display` is the one sentence that the user reads.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -22,6 +24,48 @@ pub enum Error {
         path: PathBuf,
         /// The cause.
         source: Box<LoadError>,
+    },
+    /// Neither a file nor a name.
+    #[error(
+        "there is no file `{name}`, and no model of that name in {}{}; strata pull hf:OWNER/REPO gets one",
+        folder.display(),
+        nearest_sentence(nearest)
+    )]
+    UnknownModel {
+        /// As given.
+        name: String,
+        /// Where models are looked for.
+        folder: PathBuf,
+        /// Names that may have been meant, nearest first.
+        nearest: Vec<String>,
+    },
+    /// No file, and nowhere to look for names.
+    #[error("there is no file `{name}`, and to look for models by name HOME or STRATA_HOME must be set")]
+    UnknownModelNoData {
+        /// As given.
+        name: String,
+    },
+    /// Several models of a name.
+    #[error("`{name}` fits {count} models, of which one must be named: {}", names.join(", "))]
+    AmbiguousModel {
+        /// As given.
+        name: String,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: Vec<String>,
+    },
+    /// Nowhere to keep models.
+    #[error("there is no home folder to keep models in: set HOME, or STRATA_HOME to a folder for them")]
+    NoDataFolder,
+    /// Nothing was pulled.
+    #[error(transparent)]
+    Pull(#[from] Fault),
+    /// Nothing was removed.
+    #[error("{names} stays: say y when asked, or give --yes")]
+    NotConfirmed {
+        /// What would have been removed.
+        names: String,
     },
     /// The file's tokenizer cannot be used.
     #[error("cannot use the tokenizer of {}: {source}", path.display())]
@@ -130,12 +174,18 @@ pub enum Error {
 }
 
 impl Error {
-    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams.
+    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the network.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
             Error::Load { source, .. } if matches!(**source, LoadError::InstructionSet { .. }) => 2,
-            Error::Load { .. } | Error::Tokenizer { .. } => 3,
+            Error::NoDataFolder | Error::NotConfirmed { .. } => 2,
+            Error::Pull(fault) => fault.exit_code(),
+            Error::Load { .. }
+            | Error::Tokenizer { .. }
+            | Error::UnknownModel { .. }
+            | Error::UnknownModelNoData { .. }
+            | Error::AmbiguousModel { .. } => 3,
             Error::Template(_)
             | Error::NotText { .. }
             | Error::TextTooLong { .. }
@@ -209,5 +259,12 @@ fn template_sentence(error: &chat::Error) -> String {
     match error {
         chat::Error::NoTemplate => error.to_string(),
         error => format!("{error}; --raw gives the prompt as it is"),
+    }
+}
+
+fn nearest_sentence(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        names => format!("; the nearest are {}", names.join(", ")),
     }
 }

@@ -7,11 +7,17 @@
 mod args;
 mod bench;
 mod error;
+mod inspect;
+mod list;
 mod log;
 mod logits;
+mod models;
 mod output;
 mod perplexity;
 mod prepare;
+mod progress;
+mod pull;
+mod remove;
 mod repl;
 mod run;
 mod tokenize;
@@ -37,6 +43,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Pull(args) => pull::pull(&args),
+        Command::List(args) => list::list(&args),
+        Command::Rm(args) => remove::remove(&args),
     };
     match result {
         Ok(()) | Err(Error::ReaderGone) => ExitCode::SUCCESS,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
@@ -29,8 +29,9 @@ pub fn engine(
     let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
-    let engine = Engine::load(&model.model, &config)
-        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
+    let path = model.path()?;
+    let engine = Engine::load(&path, &config)
+        .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
@@ -39,10 +40,9 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
-    let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
-        path: model.model.clone(),
-        source: Box::new(LoadError::File(source)),
-    })?;
+    let path = model.path()?;
+    let file = gguf::ModelFile::open(&path)
+        .map_err(|source| Error::Load { path, source: Box::new(LoadError::File(source)) })?;
     Ok(file.metadata)
 }
 
@@ -85,15 +85,6 @@ fn warn_of_long_context(chat: &ChatModel) {
 /// knows none but this.
 pub fn local_time_s() -> Option<i64> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64)
-}
-
-/// Where the lines typed in a conversation are remembered; nowhere without a home folder.
-pub fn history_file() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let data = folder("STRATA_HOME")
-        .or_else(|| folder("XDG_DATA_HOME").map(|data| data.join("strata")))
-        .or_else(|| folder("HOME").map(|home| home.join(".local/share/strata")))?;
-    Some(data.join("chat_history"))
 }
 
 /// A number to seed choices with where the user gave none: nothing but a random number of the operating system's.

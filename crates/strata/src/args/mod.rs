@@ -9,8 +9,13 @@ use engine::{Isa, KvType, Sampling};
 use tracing::Level;
 
 use crate::bench::BenchArgs;
+use crate::error::Error;
+use crate::list::ListArgs;
 use crate::logits::LogitsArgs;
+use crate::models;
 use crate::perplexity::PerplexityArgs;
+use crate::pull::PullArgs;
+use crate::remove::RemoveArgs;
 use crate::repl::ChatArgs;
 use crate::run::RunArgs;
 use crate::tokenize::TokenizeArgs;
@@ -29,7 +34,7 @@ pub struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
-5 computing failed, 6 a file or stream cannot be read or written.";
+5 computing failed, 6 a file or stream cannot be read or written, 7 the network or what came over it cannot be used.";
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
@@ -46,14 +51,27 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Print the token ids of a text
     Tokenize(TokenizeArgs),
+    /// Get a model from the hub
+    Pull(PullArgs),
+    /// List the models in the data folder
+    List(ListArgs),
+    /// Remove a model from the data folder
+    Rm(RemoveArgs),
 }
 
 /// Which model.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// A GGUF file, any part of a split one, or the folder that holds them
-    #[arg(short, long, value_name = "PATH")]
+    /// A GGUF file, any part of a split one, the folder that holds them, or a name as `strata list` prints it
+    #[arg(short, long, value_name = "MODEL")]
     pub model: PathBuf,
+}
+
+impl ModelArgs {
+    /// Where it lies.
+    pub fn path(&self) -> Result<PathBuf, Error> {
+        models::locate(&self.model)
+    }
 }
 
 /// How it is computed.
