@@ -91,13 +91,14 @@ impl Model {
     /// Bytes of weights that one token's forward pass reads: all but the embedding table (of which a row is read), with
     /// the chosen experts of each routed layer.
     pub fn active_bytes(&self) -> usize {
-        crate::accounting::active_bytes(&self.spec, &self.weights)
+        let active = crate::accounting::active_bytes(&self.spec, &|id| self.weights.held_bytes(id));
+        active.dense + active.experts
     }
 
     /// Multiplications by weights that one token's forward pass makes, without those of the head, which a prompt needs
     /// for its last token only.
     pub fn layer_products(&self) -> usize {
-        crate::accounting::layer_products(&self.spec, &self.weights)
+        crate::accounting::layer_products(&self.spec)
     }
 
     /// Bytes of state that the pass of the token after `cells` others reads.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
-use engine::{Isa, KvType, Sampling, TEMPERATURE_MAX};
+use engine::{Isa, KvType, Loading, Sampling, TEMPERATURE_MAX};
 
 /// Runs language models from GGUF files.
 #[derive(Debug, Parser)]
@@ -17,7 +17,7 @@ pub struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
-5 computing failed, 6 a file or stream cannot be read or written.";
+5 computing failed, 6 a file or stream cannot be read or written, 8 the model does not fit into memory.";
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
@@ -30,6 +30,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Compute the perplexity of a text
     Perplexity(PerplexityArgs),
+    /// Print what of a model goes where in this machine's memory, and why
+    Plan(PlanArgs),
     /// Print the token ids of a text
     Tokenize(TokenizeArgs),
 }
@@ -226,6 +228,47 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
+/// `strata plan`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata plan -m model.gguf
+  strata plan -m model.gguf --ctx 131072 --kv f16 --parallel 4
+  strata plan -m model.gguf --memory 32G      # of a machine that has so much available
+
+Reads headers only, so it takes no time and no memory whatever the size of the model. What is available is the least of
+the machine's available memory and the room in this process's control groups; file cache that can be dropped counts as
+free. A mapped part is pages of the model's file, which the system may drop and read again; all else is memory of the
+process itself and must fit. With --json: {\"parts\": [...], \"total_bytes\": N, \"available_bytes\": N, ...}."
+)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Most tokens of a sequence [default: the most that fit, up to what the model was trained for]
+    #[arg(short = 'c', long, value_name = "N", value_parser = in_range(1..=CONTEXT_MAX))]
+    pub ctx: Option<usize>,
+    /// Element type of cached keys and values, f16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub kv: KvType,
+    /// Sequences in memory at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = in_range(1..=SEQUENCES_MAX))]
+    pub parallel: usize,
+    /// Most rows of one pass
+    #[arg(long, value_name = "N", default_value_t = engine::memory::CHUNK_TOKENS, value_parser = in_range(1..=CHUNK_MAX))]
+    pub chunk: usize,
+    /// How weights come into memory, mapped or read
+    #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = loading)]
+    pub weights: Loading,
+    /// Plan for a machine with so many bytes available, with K, M, G or T for powers of 1024 [default: this machine]
+    #[arg(long, value_name = "BYTES", value_parser = memory_bytes)]
+    pub memory: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `strata tokenize`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
@@ -257,6 +300,12 @@ pub struct TokenizeArgs {
 /// Positions are 32-bit numbers.
 const CONTEXT_MAX: usize = i32::MAX as usize;
 
+/// More than any machine answers at once.
+const SEQUENCES_MAX: usize = 1 << 16;
+
+/// Rows whose buffers fit no machine.
+const CHUNK_MAX: usize = 1 << 20;
+
 /// Tokens that nobody waits for.
 const BENCH_MAX: usize = 1 << 24;
 
@@ -279,6 +328,26 @@ fn seed(text: &str) -> Parsed<u64> {
 
 fn kv_type(name: &str) -> Parsed<KvType> {
     KvType::from_name(name).ok_or_else(|| "f16 or f32 is needed".into())
+}
+
+fn loading(name: &str) -> Parsed<Loading> {
+    Loading::from_name(name).ok_or_else(|| "mapped or read is needed".into())
+}
+
+fn memory_bytes(text: &str) -> Parsed<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kb" | "kib" => Some(10),
+        "m" | "mb" | "mib" => Some(20),
+        "g" | "gb" | "gib" => Some(30),
+        "t" | "tb" | "tib" => Some(40),
+        _ => None,
+    };
+    let bytes = digits.parse::<u64>().ok().zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift));
+    bytes.ok_or_else(|| {
+        format!("a number of bytes from 0 to {} is needed, such as 32G or 34359738368", u64::MAX)
+    })
 }
 
 fn instruction_set(name: &str) -> Parsed<Isa> {
@@ -334,6 +403,12 @@ mod tests {
         ] {
             let sentence = refusal(&format!("strata run -m m -p t {wrong}")).expect(wrong);
             assert!(sentence.contains("number from ") && sentence.contains(" to "), "{wrong}: {sentence}");
+        }
+        for right in ["32G", "32GiB", "34359738368", "33554432k"] {
+            assert_eq!(memory_bytes(right), Ok(32 << 30), "{right}");
+        }
+        for wrong in ["", "G", "-1", "1.5G", "1 G", "16777216T", "12X", "0x10"] {
+            assert!(memory_bytes(wrong).is_err(), "{wrong}");
         }
         let sentence = refusal("strata logits -m m --tokens -1,2").expect("-1");
         assert!(sentence.contains("from 0 to 4294967295"), "{sentence}");

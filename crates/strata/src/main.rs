@@ -10,6 +10,7 @@ mod error;
 mod logits;
 mod output;
 mod perplexity;
+mod plan;
 mod prepare;
 mod run;
 mod tokenize;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
     };
     match result {

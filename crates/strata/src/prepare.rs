@@ -6,15 +6,13 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{Message, RenderInput, Role, Template, Tokenizer, Vocabulary};
+use engine::memory::CHUNK_TOKENS;
 use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions};
-use gguf::Metadata;
+use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
 use crate::output;
-
-/// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
-const CHUNK_TOKENS: usize = 512;
 
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -26,7 +24,7 @@ pub fn engine(
     kv: KvType,
     context_tokens: Option<usize>,
 ) -> Result<Engine, Error> {
-    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
+    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, ..LoadOptions::default() };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
     let engine = Engine::load(&model.model, &config)
@@ -39,11 +37,15 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
-    let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
+    Ok(file(model)?.metadata)
+}
+
+/// The model's headers.
+pub fn file(model: &ModelArgs) -> Result<ModelFile, Error> {
+    ModelFile::open(&model.model).map_err(|source| Error::Load {
         path: model.model.clone(),
         source: Box::new(LoadError::File(source)),
-    })?;
-    Ok(file.metadata)
+    })
 }
 
 /// The model's tokenizer.
