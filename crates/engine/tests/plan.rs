@@ -2,11 +2,11 @@
 
 mod support;
 
-use engine::Loading;
 use engine::backend::scratch_bytes;
 use engine::memory::{Machine, PartKind, Place, Plan, PlanOptions, Refusal, Shapes, plan};
 use engine::state::KvType;
 use engine::window::{Outputs, Window};
+use engine::{LoadOptions, Loading, Model};
 use gguf::ModelFile;
 use support::sequences::*;
 use support::*;
@@ -237,7 +237,10 @@ fn the_parts_are_what_a_model_takes() {
             .map(|kind| bytes_of(&plan, kind))
             .sum();
         assert!(state_bytes <= planned, "{name}: {state_bytes} of {planned}");
-        assert!(2 * state_bytes > bytes_of(&plan, PartKind::Kv), "{name}: {state_bytes}");
+        let load = LoadOptions { context_tokens: Some(context), ..plan.load_options() };
+        let budgets = Model::load(&f32_model(name), &load).unwrap().kv.counters().budget as u64;
+        assert_eq!(budgets, bytes_of(&plan, PartKind::Kv), "{name}");
+        assert!(stage.model().kv.counters().committed as u64 <= budgets, "{name}");
         let scratch = bytes_of(&plan, PartKind::Scratch) + bytes_of(&plan, PartKind::Logits);
         let found = stage.scratch_bytes() as u64;
         assert!(

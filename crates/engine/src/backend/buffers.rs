@@ -93,7 +93,8 @@ impl Buffers {
         self.rows[domain as usize] = 0;
         for (i, spec) in self.specs.iter().enumerate().filter(|(_, spec)| spec.domain == domain) {
             let values = rows * spec.width;
-            let oom = |_| StepError::OutOfMemory { bytes: values * 4 };
+            let oom =
+                |_| StepError::OutOfMemory { what: "scratch buffers", bytes: values * 4, left_bytes: None };
             match spec.content {
                 Content::Float if self.floats[i].len() < values => {
                     self.floats[i] = AlignedBuf::zeroed(0).map_err(oom)?;

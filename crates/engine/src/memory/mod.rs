@@ -219,6 +219,7 @@ impl Plan {
         LoadOptions {
             kv: self.options.kv,
             context_tokens: Some(self.context_tokens),
+            sequences: Some(self.options.sequences),
             ..LoadOptions::default()
         }
     }

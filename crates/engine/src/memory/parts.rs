@@ -4,7 +4,7 @@ use kernels::PARTITION_CELLS;
 
 use super::{PassShapes, PlanOptions, Shapes};
 use crate::backend::scratch_bytes;
-use crate::state::StateLayout;
+use crate::state::{KvPool, StateLayout};
 use crate::weights::Loading;
 
 /// Something that takes memory.
@@ -255,9 +255,8 @@ fn weights(shapes: &Shapes, loading: Loading) -> Vec<Part> {
 
 /// Bytes of the cells of all sequences.
 fn kv_bytes(layout: &StateLayout, options: &PlanOptions, context_tokens: usize) -> u64 {
-    let layout = StateLayout { kv: options.kv, ..layout.clone() };
-    let blocks = (layout.blocks(context_tokens) as u64).saturating_mul(options.sequences as u64);
-    blocks.saturating_mul(sys::memory::held_bytes(layout.block_bytes()) as u64)
+    let layout = StateLayout { kv: options.kv, context_tokens, ..layout.clone() };
+    KvPool::budget_bytes(&layout, options.sequences) as u64
 }
 
 /// Each sequence has its own open rows, but all of them together have no more than a window. Inputs of a recurrence are

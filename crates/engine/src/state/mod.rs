@@ -7,12 +7,14 @@
 
 mod cells;
 mod codec;
+mod pool;
 mod recurrent;
 
 use std::sync::Arc;
 
 pub use cells::{AttentionCells, CellBlock, KvType};
 pub use codec::ModelIdentity;
+pub use pool::KvPool;
 pub use recurrent::{DeltaState, PendingRows, Tail};
 
 use crate::error::StepError;
@@ -161,6 +163,7 @@ impl StateLayout {
 #[derive(Clone)]
 pub struct State {
     layout: Arc<StateLayout>,
+    pool: Arc<KvPool>,
     /// Committed tokens.
     tokens: usize,
     /// Rows of the last span that are still tentative.
@@ -184,8 +187,11 @@ pub struct State {
 }
 
 impl State {
-    /// The state before the first token.
-    pub fn new(layout: Arc<StateLayout>) -> Result<State, StepError> {
+    /// The state before the first token. Its cells will come from `pool`.
+    ///
+    /// # Errors
+    /// [`StepError::OutOfMemory`].
+    pub fn new(layout: Arc<StateLayout>, pool: &Arc<KvPool>) -> Result<State, StepError> {
         let delta = layout.delta.iter().map(DeltaState::new).collect::<Result<_, _>>()?;
         let tails = layout.delta.iter().map(|shape| Tail::new(shape.channels, shape.tail_rows)).collect();
         let ngram_tail = layout.ngram.map(|shape| Tail::new(shape.channels, shape.tail_rows));
@@ -205,6 +211,7 @@ impl State {
             ngram_pending: Vec::new(),
             lost: false,
             layout,
+            pool: pool.clone(),
         })
     }
 
@@ -248,11 +255,11 @@ impl State {
         }
         if self.layout.block_values > 0 {
             while self.blocks.len() * PARTITION_CELLS < end {
-                self.blocks.push(Arc::new(CellBlock::new(self.layout.kv, self.layout.block_values)?));
+                self.blocks.push(Arc::new(self.pool.block(&self.layout)?));
             }
             for block in &mut self.blocks[self.tokens / PARTITION_CELLS..] {
                 if Arc::get_mut(block).is_none() {
-                    *block = Arc::new(block.duplicate()?);
+                    *block = Arc::new(self.pool.copy_of(&self.layout, block)?);
                 }
             }
         }
