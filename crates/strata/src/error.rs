@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chat::{ChatError, ConstraintError};
+use engine::memory::{Change, Refusal};
 use engine::{LoadError, RequestError, StepError, SubmitError};
 
 use crate::repl::WrongCommand;
@@ -102,6 +103,14 @@ pub enum Error {
         /// What there is.
         available: u64,
     },
+    /// The memory of this machine does not hold what is wanted.
+    #[error("{}", refusal_sentence(path, .refusal))]
+    DoesNotFit {
+        /// As given.
+        path: PathBuf,
+        /// Both numbers, and what would fit.
+        refusal: Box<Refusal>,
+    },
     /// Too little to compute a perplexity from.
     #[error("the text has {found} tokens; one chunk needs {needed}: take a longer text or a smaller --ctx")]
     TextTooShort {
@@ -174,7 +183,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the network.
+    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the
+    /// network, 8 memory.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
@@ -200,6 +210,7 @@ impl Error {
             Error::Sampling(_) | Error::Constraint(_) => 2,
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
+            Error::DoesNotFit { .. } => 8,
         }
     }
 }
@@ -252,6 +263,18 @@ fn load_sentence(path: &Path, error: &LoadError) -> String {
         LoadError::InstructionSet { .. } | LoadError::Threads { .. } => error.to_string(),
         error => format!("cannot load {}: {error}", path.display()),
     }
+}
+
+/// With the settings as the command line spells them.
+fn refusal_sentence(path: &Path, refusal: &Refusal) -> String {
+    let sentence = refusal.sentence(|change| match change {
+        Change::Loading(loading) => format!("--weights {}", loading.name()),
+        Change::Kv(kv) => format!("--kv {}", kv.name()),
+        Change::Context(tokens) => format!("--ctx {tokens}"),
+        Change::Sequences(sequences) => format!("--parallel {sequences}"),
+        Change::Chunk(tokens) => format!("--chunk {tokens}"),
+    });
+    format!("{} does not fit: {sentence}", path.display())
 }
 
 /// A template that is missing says itself what to do.

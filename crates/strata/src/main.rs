@@ -14,6 +14,7 @@ mod logits;
 mod models;
 mod output;
 mod perplexity;
+mod plan;
 mod prepare;
 mod progress;
 mod pull;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
         Command::Pull(args) => pull::pull(&args),
         Command::List(args) => list::list(&args),

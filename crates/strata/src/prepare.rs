@@ -7,14 +7,12 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
+use engine::memory::CHUNK_TOKENS;
 use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions, Service, ServiceLimits};
-use gguf::Metadata;
+use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
-
-/// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
-const CHUNK_TOKENS: usize = 512;
 
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -26,7 +24,7 @@ pub fn engine(
     kv: KvType,
     context_tokens: Option<usize>,
 ) -> Result<Engine, Error> {
-    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
+    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, ..LoadOptions::default() };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
     let path = model.path()?;
@@ -40,10 +38,13 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
+    Ok(file(model)?.metadata)
+}
+
+/// The model's headers.
+pub fn file(model: &ModelArgs) -> Result<ModelFile, Error> {
     let path = model.path()?;
-    let file = gguf::ModelFile::open(&path)
-        .map_err(|source| Error::Load { path, source: Box::new(LoadError::File(source)) })?;
-    Ok(file.metadata)
+    ModelFile::open(&path).map_err(|source| Error::Load { path, source: Box::new(LoadError::File(source)) })
 }
 
 /// The model's side of the text.

@@ -152,6 +152,8 @@ fn wrong_arguments() {
     check(&["run", "-m", &file, "-p", "x", "--threads", "0"], 2, "from 1 to 4096");
     check(&["run", "-m", &file, "-p", "x", "--isa", "sse"], 2, "scalar, avx2 or avx512");
     check(&["run", "-m", &file], 2, "--prompt");
+    check(&["plan", "-m", &file, "--memory", "lots"], 2, "such as 32G");
+    check(&["plan", "-m", &file, "--weights", "some"], 2, "mapped or read");
     check(&["dance"], 2, "dance");
 }
 

@@ -14,6 +14,7 @@ use crate::list::ListArgs;
 use crate::logits::LogitsArgs;
 use crate::models;
 use crate::perplexity::PerplexityArgs;
+use crate::plan::PlanArgs;
 use crate::pull::PullArgs;
 use crate::remove::RemoveArgs;
 use crate::repl::ChatArgs;
@@ -34,7 +35,8 @@ pub struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
-5 computing failed, 6 a file or stream cannot be read or written, 7 the network or what came over it cannot be used.";
+5 computing failed, 6 a file or stream cannot be read or written, 7 the network or what came over it cannot be used,
+8 the model does not fit into memory, 9 the address to serve at cannot be had.";
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
@@ -49,6 +51,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Compute the perplexity of a text
     Perplexity(PerplexityArgs),
+    /// Print what of a model goes where in this machine's memory, and why
+    Plan(PlanArgs),
     /// Print the token ids of a text
     Tokenize(TokenizeArgs),
     /// Get a model from the hub
