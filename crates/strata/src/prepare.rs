@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
-use engine::memory::CHUNK_TOKENS;
-use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions, Service, ServiceLimits};
+use engine::memory::{self, Machine, PlanOptions, Shapes};
+use engine::{Engine, EngineConfig, KvType, LoadError, Service, ServiceLimits};
 use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
@@ -17,19 +17,31 @@ use crate::error::Error;
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// Loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open.
+/// Plans the memory, loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open;
+/// `sequences` may be in memory at once.
 pub fn engine(
     model: &ModelArgs,
     compute: &ComputeArgs,
     kv: KvType,
     context_tokens: Option<usize>,
+    sequences: usize,
 ) -> Result<Engine, Error> {
-    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, ..LoadOptions::default() };
-    let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
-    let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
     let path = model.path()?;
-    let engine = Engine::load(&path, &config)
-        .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
+    let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
+    let file = file(model)?;
+    let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
+    let options =
+        PlanOptions { context_tokens, kv: compute.kv.unwrap_or(kv), sequences, ..PlanOptions::default() };
+    let plan = memory::plan(&shapes, &Machine::here(), &options)
+        .map_err(|refusal| Error::DoesNotFit { path: path.clone(), refusal })?;
+    plan.to_string().lines().for_each(|line| tracing::info!("{line}"));
+    let config = EngineConfig {
+        load: plan.load_options(),
+        threads: compute.threads.unwrap_or_else(sys::topology::threads_default),
+        isa: compute.isa,
+        chunk_tokens: plan.options.chunk_tokens,
+    };
+    let engine = Engine::load(&path, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
@@ -60,7 +72,7 @@ pub fn chat_model(
     context_tokens: Option<usize>,
     limits: ServiceLimits,
 ) -> Result<ChatModel, Error> {
-    let engine = engine(model, compute, KvType::F16, context_tokens)?;
+    let engine = engine(model, compute, KvType::F16, context_tokens, limits.parallel_max)?;
     let service = Service::start(engine, limits).map_err(|source| Error::Io {
         action: "start",
         what: "the engine's thread".into(),
