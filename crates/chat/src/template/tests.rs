@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Role, Vocabulary};
+use crate::{Role, ToolCall, Vocabulary};
 use serde_json::json;
 
 /// The template of SmolLM2-135M-Instruct, as its file has it.
@@ -296,4 +296,66 @@ fn a_file_without_template_gets_chatml_if_its_vocabulary_has_the_marks() {
     let template =
         Template::from_metadata(&gguf::Metadata::new(vec![own]).unwrap(), &tokenizer("x")).unwrap();
     assert_eq!(template.render_prompt(&input).unwrap().text, "2");
+}
+
+/// Puts the text of arguments together itself, as older templates do; fails on an object.
+const CALLS_AS_TEXT: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}\
+    {{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}";
+
+/// Goes through the fields; fails on a text.
+const CALLS_AS_FIELDS: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}\
+    {{ c.function.name }}:{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}\
+    {% endfor %}{{ m.content }}{% endfor %}";
+
+const CALLS_AS_JSON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}";
+
+/// A conversation whose last call was cut off could not be rendered any more (llama.cpp #25510).
+#[test]
+fn imperfect_arguments_of_calls_render() {
+    let render = |source: &str, arguments: serde_json::Value| {
+        let mut messages = conversation(&[(Role::User, ""), (Role::Assistant, ""), (Role::Tool, "r")]);
+        messages[1].tool_calls = vec![ToolCall { id: Some("1".into()), name: "f".into(), arguments }];
+        messages[2].tool_call_id = Some("1".into());
+        text(
+            &Template::new(source, &[]).unwrap(),
+            &RenderInput { messages: &messages, ..RenderInput::default() },
+        )
+        .unwrap()
+    };
+    let json = |arguments: &str| format!(r#"{{"name": "f", "arguments": {arguments}}}"#);
+    let cases = [
+        (json!(r#"{"a": 1, "b": "x"}"#), r#"{"a": 1, "b": "x"}"#, r#"{"a": 1, "b": "x"}"#, "a=1;b=x;"),
+        (json!({"a": [1, null]}), r#"{"a": [1, null]}"#, r#"{"a":[1,null]}"#, "a=[1, None];"),
+        (json!("{"), r#""{""#, "{", "arguments={;"),
+        (json!(""), r#""""#, "", ""),
+        (json!("weather"), r#""weather""#, "weather", "arguments=weather;"),
+        (json!("7"), r#""7""#, "7", "arguments=7;"),
+        (json!(7), "7", "7", "arguments=7;"),
+        (json!([1, 2]), "[1, 2]", "[1,2]", "arguments=[1, 2];"),
+        (json!(null), "null", "null", "arguments=None;"),
+        (json!(r#"{"a": 1, "a": 2}"#), r#"{"a": 2}"#, r#"{"a": 1, "a": 2}"#, "a=2;"),
+        (json!(r#"{"a": NaN}"#), r#""{\"a\": NaN}""#, r#"{"a": NaN}"#, r#"arguments={"a": NaN};"#),
+    ];
+    for (arguments, as_json, as_text, as_fields) in cases {
+        assert_eq!(render(CALLS_AS_JSON, arguments.clone()), json(as_json));
+        assert_eq!(render(CALLS_AS_TEXT, arguments.clone()), format!("f({as_text})1r"));
+        assert_eq!(render(CALLS_AS_FIELDS, arguments), format!("f:{as_fields}r"));
+    }
+    let deep = "[".repeat(100_000);
+    let long = format!(r#"{{"a": "{}"}}"#, "x".repeat(1 << 20));
+    for (text, expected) in [(&deep, json(&format!("\"{deep}\""))), (&long, json(&long))] {
+        assert_eq!(render(CALLS_AS_JSON, json!(text)), expected);
+    }
+}
+
+/// Ids and names may be absent, twice, or without their other half: the template decides.
+#[test]
+fn calls_and_results_need_not_match() {
+    let call =
+        |id: Option<&str>| ToolCall { id: id.map(str::to_owned), name: String::new(), arguments: json!({}) };
+    let mut messages = conversation(&[(Role::Tool, "r"), (Role::Assistant, "")]);
+    messages[1].tool_calls = vec![call(Some("1")), call(Some("1")), call(None)];
+    let input = RenderInput { messages: &messages, ..RenderInput::default() };
+    let source = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}[{{ c.id }}]{% endfor %}{% endfor %}";
+    assert_eq!(render(source, &input).unwrap(), "toolassistant[1][1][]");
 }
