@@ -106,12 +106,11 @@ fn qwen_with_thinking_and_tools() {
 
 #[test]
 fn what_the_template_raises_is_a_refusal_in_its_words() {
+    let source = "a{% if true %}{{ raise_exception('not ' ~ messages[0].content) }}{% endif %}";
     let messages = conversation(&[(Role::User, "Hi"), (Role::System, "Late.")]);
     let input = RenderInput { messages: &messages, ..RenderInput::default() };
-    match render(QWEN, &input) {
-        Err(Error::TemplateRefused { reason }) => {
-            assert_eq!(reason, "System message must be at the beginning.")
-        }
+    match render(source, &input) {
+        Err(Error::TemplateRefused { reason }) => assert_eq!(reason, "not Hi"),
         other => panic!("{other:?}"),
     }
     let nested = "{% macro f() %}{{ raise_exception('no') }}{% endmacro %}{% set x %}{{ f() }}{% endset %}";
@@ -197,15 +196,13 @@ fn a_template_cannot_take_unbounded_work() {
 }
 
 /// The engine recurses over the parts of a template: twenty thousand minus signs in a row ended the process with a stack
-/// overflow, as did the comparison of lists within lists.
+/// overflow.
 #[test]
-fn deep_templates_and_values_do_not_exhaust_the_stack() {
+fn deep_templates_do_not_exhaust_the_stack() {
     let chain = |start: &str, link: &str, end: &str| {
         let links = (SOURCE_BYTES_MAX - start.len() - end.len()) / link.len();
         [start, &link.repeat(links), end].concat()
     };
-    let deep = "{% set ns = namespace(a=[], b=[]) %}\
-                {% for i in range(60000) %}{% set ns.a = [ns.a] %}{% set ns.b = [ns.b] %}{% endfor %}";
     let sources = [
         chain("{{ ", "-", "1 }}"),
         chain("{{ ", "1~", "1 }}"),
@@ -213,27 +210,137 @@ fn deep_templates_and_values_do_not_exhaust_the_stack() {
         chain("{{ 1", "|e", " }}"),
         chain("{{ a", ".a", " }}"),
         chain("{% if 0 %}", "{%elif 0%}", "{% endif %}"),
-        format!("{deep}{{{{ ns.a == ns.b }}}}"),
-        format!("{deep}{{{{ (ns.a ~ '') | length }}}}"),
+        format!("{} {{{{ x == [x] }}}}", chain("{% set x = [] %}", "{%set x=[x]%}", "               ")),
     ];
-    // Some take long to parse.
-    let limits = Limits { time_max: Duration::from_millis(500), ..Limits::default() };
     for source in sources {
         // Whether it is an error does not matter; that it comes back does.
-        let _ = Template::with_limits(&source, &[], limits).and_then(|t| text(&t, &RenderInput::default()));
+        let _ = Template::new(&source, &[]).and_then(|t| text(&t, &RenderInput::default()));
     }
 }
 
-/// Sixty lists, each holding the one before twice, are small, and have 2^60 elements to compare: the engine counts that
-/// as one step, so it went on for ever.
+/// A namespace that held itself overflowed the stack when it was written, and ended the process.
 #[test]
-fn a_step_without_end_is_not_waited_for() {
-    let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
-                  {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
-    let limits = Limits { time_max: Duration::from_millis(50), ..Limits::default() };
-    let error =
-        text(&Template::with_limits(source, &[], limits).unwrap(), &RenderInput::default()).unwrap_err();
-    assert_eq!(error.to_string(), "the chat template takes more than 0.05 seconds");
+fn a_namespace_cannot_hold_itself() {
+    for source in [
+        "{% set ns.a = ns %}{{ ns }}",
+        "{% set ns.a = [ns] %}{{ ns ~ '' }}",
+        "{% set ns.a = {'k': (1, [ns])} %}{{ ns == other }}",
+        "{% set other.a = ns %}{% set ns.a = other %}{{ ns == other }}",
+        "{% set other.a = [ns, 1] %}",
+        "{% set other = namespace(a=ns) %}{% set ns.a = other %}{{ {ns: 1} }}",
+        "{% set ns.a = [ns] | list %}{{ [ns, other] | sort }}",
+        "{% for ns.a in [ns] %}{{ ns in [other] }}{% endfor %}",
+        "{% set ns.a, x = ns, 1 %}{{ ns | tojson }}",
+        "{% with ns.a = ns %}{{ [ns] | join }}{% endwith %}",
+        "{% set ns.a = dict(k=ns) %}{% set x %}{{ ns }}{% endset %}",
+        "{% set ns.a = {'k': ns} | items %}{{ ns }}",
+    ] {
+        let source = format!("{{% set ns = namespace() %}}{{% set other = namespace() %}}{source}");
+        let error = render(&source, &RenderInput::default()).expect_err(&source);
+        let refused = matches!(error, Error::TemplateRun { .. } | Error::TemplateSyntax { .. });
+        assert!(refused, "{source}: {error}");
+    }
+    check("{% set ns = namespace(a=1) %}{{ ns.a }}{{ ns }}{{ namespace(b=ns).b.a }}", "1{'a': 1}1");
+}
+
+/// Sixty lists, each holding the one before twice, are small, and have 2^60 elements to compare: the engine counts that
+/// as one step, so it went on for ever, on a thread that nobody could stop.
+#[test]
+fn no_step_is_longer_than_its_fuel() {
+    let doubled = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
+                   {% set ns.b = [ns.b, ns.b] %}{% endfor %}";
+    let wide = "{% set a = [[[[[1] * 999] * 999] * 999] * 999] * 999 %}{% set b = [[[[[1] * 999] * 999] * 999] * 999] * 999 %}";
+    let long = "{% set a = [['x' * 100000] * 9999] * 9999 %}{% set b = a + [] %}";
+    let limits = Limits { fuel: 100_000, ..Limits::default() };
+    let set = |source: &str| format!("{doubled}{{% set a = ns.a %}}{{% set b = ns.b %}}{source}");
+    for start in [&*set(""), wide, long] {
+        for source in [
+            "{{ a == b }}",
+            "{{ a != b }}",
+            "{{ 1 if a < b }}",
+            "{{ a >= b }}",
+            "{{ a < b < a }}",
+            "{{ b in [a] }}",
+            "{{ a not in [b, a] }}",
+            "{{ b in {} }}",
+            "{{ {a: 1} }}",
+            "{{ {}[a] }}",
+            "{{ {}.get(a) }}",
+            "{{ [b].index(a) }}",
+            "{{ [b].count(a) }}",
+            "{{ a }}",
+            "{{ a ~ '' }}",
+            "{{ '%s' | format(a) }}",
+            "{{ '{}'.format(a) }}",
+            "{{ '' in a | string }}",
+            "{{ [a, b] | join }}",
+            "{{ ''.join([a, b]) }}",
+            "{{ [a, b] | sort }}",
+            "{{ [a, b] | unique | list }}",
+            "{{ [a, b] | min }}",
+            "{{ [{'k': a}, {'k': b}] | groupby('k') }}",
+            "{{ {'x': a, 'y': b} | dictsort(by='value') }}",
+            "{{ [a] | map('string') | list }}",
+            "{{ [{'k': a}] | selectattr('k', 'eq', b) | list }}",
+            "{{ a is eq b }}",
+            "{{ a is in [b] }}",
+            "{{ a | pprint }}",
+            "{{ a | tojson }}",
+            "{{ a | upper }}",
+            "{{ raise_exception(a) }}",
+            "{{ namespace(a) }}",
+            "{% set x %}{{ a }}{% endset %}",
+            "{% filter upper %}{{ a }}{% endfilter %}",
+            "{% macro f(x) %}{{ x }}{% endmacro %}{{ f(a) }}",
+            "{% call raise_exception(a) %}{% endcall %}",
+            "{% set a = [a] %}{% for x in a recursive %}{% if x is iterable %}{{ loop(x) }}{% endif %}{% endfor %}",
+        ] {
+            let source = format!("{start}{source}");
+            match text(&Template::with_limits(&source, &[], limits).unwrap(), &RenderInput::default()) {
+                Err(Error::TemplateBudget { .. } | Error::TemplateRun { .. }) => {}
+                other => panic!("{source}: {other:?}"),
+            }
+        }
+    }
+    check(
+        "{% set a = [1, 'x'] %}{{ 1 < 2 < 3 }}{{ a == [1, 'x'] }}{{ 1 in a }}{{ {1: a}[1] }}",
+        "TrueTrueTrue[1, 'x']",
+    );
+}
+
+/// A value made of values by a loop without end is stopped before it can overflow the stack when it is let go.
+#[test]
+fn nesting_by_a_loop_is_stopped() {
+    for grow in ["[ns.x]", "{'x': ns.x}", "(ns.x, 1)", "[ns.x, ns.x]", "{1: [ns.x]}"] {
+        let source = format!(
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(1000) %}}{{% for j in range(1000) %}}\
+             {{% set ns.x = {grow} %}}{{% endfor %}}{{% endfor %}}"
+        );
+        let error = render(&source, &RenderInput::default()).unwrap_err();
+        assert!(matches!(error, Error::TemplateRun { .. } | Error::TemplateBudget { .. }), "{error}");
+    }
+}
+
+/// To fold a long chain of constants took the engine minutes.
+#[test]
+fn a_tag_has_a_length() {
+    let chain = |links: usize| format!("a\n{{{{ {}1 }}}}", "1 ~ ".repeat(links));
+    assert!(Template::new(&chain(900), &[]).is_ok());
+    match Template::new(&chain(1100), &[]) {
+        Err(Error::TemplateSyntax { line: 2, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    let error = Template::new("{{ range(*[1]) }}", &[]).unwrap_err();
+    assert!(matches!(error, Error::TemplateSyntax { line: 1, .. }), "{error}");
+}
+
+/// The engine has no thread to itself: what takes too long is not waited for.
+#[test]
+fn time_is_bounded() {
+    let limits = Limits { time_max: Duration::ZERO, ..Limits::default() };
+    let template = Template::with_limits("x", &[], limits);
+    let error = template.and_then(|template| text(&template, &RenderInput::default())).unwrap_err();
+    assert_eq!(error.to_string(), "the chat template takes more than 0 seconds");
 }
 
 /// A width in a format and a separator of `tojson` took gigabytes before the engine saw, and charged for, the result.
