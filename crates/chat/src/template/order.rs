@@ -9,16 +9,23 @@
 //! 3. The user and the assistant alternate: messages of one in a row become one; an empty message of the user goes before
 //!    an assistant that begins, and an empty one of the assistant between a tool's result and the user.
 //! 4. The system message becomes the beginning of the user's first one.
+//! 5. Tools become text: a call is the assistant's words, in JSON, and a result is the user's. Then 3 and 4 again.
 //!
 //! Nothing is moved, so the prompt up to a late message stays what it was, and a cache of it is of use. Joined messages are
 //! separated by an empty line.
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::json;
 
 use crate::{Message, Role};
 
 /// The other orders, in the order to try them; none is as the conversation already is.
 pub(super) fn others(messages: &[Message]) -> Vec<Vec<Message>> {
     let mut orders = vec![messages.to_vec()];
-    for change in [one_system, late_systems_as_user, alternating, without_system] {
+    let changes = [one_system, late_systems_as_user, alternating, without_system];
+    for change in changes.into_iter().chain([tools_as_text, alternating, without_system]) {
         let changed = change(orders.last().cloned().unwrap_or_default());
         if orders.last() != Some(&changed) {
             orders.push(changed);
@@ -104,6 +111,21 @@ fn without_system(mut messages: Vec<Message>) -> Vec<Message> {
     if messages.get(1).is_some_and(|second| second.role == Role::User) {
         let second = messages.remove(1);
         join(&mut messages[0], second);
+    }
+    messages
+}
+
+fn tools_as_text(mut messages: Vec<Message>) -> Vec<Message> {
+    // The empty messages between a result and the user are of no use any more.
+    messages.retain(|m| m.role != Role::Assistant || !m.content.is_empty() || !m.tool_calls.is_empty());
+    for message in &mut messages {
+        for call in std::mem::take(&mut message.tool_calls) {
+            let call = json!({"name": call.name, "arguments": call.arguments});
+            join_text(&mut message.content, &call.to_string());
+        }
+        if message.role == Role::Tool {
+            message.role = Role::User;
+        }
     }
     messages
 }
