@@ -13,6 +13,7 @@ pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod graph;
+pub mod inventory;
 pub mod model;
 pub mod models;
 pub mod policy;

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
         Command::Pull(args) => pull::pull(&args),
         Command::List(args) => list::list(&args),
         Command::Rm(args) => remove::remove(&args),
