@@ -14,6 +14,7 @@ pub mod engine;
 pub mod error;
 pub mod graph;
 pub mod memory;
+pub mod inventory;
 pub mod model;
 pub mod models;
 pub mod policy;

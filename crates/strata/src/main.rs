@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::perplexity(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
         Command::Pull(args) => pull::pull(&args),
         Command::List(args) => list::list(&args),
         Command::Rm(args) => remove::remove(&args),

@@ -10,6 +10,7 @@ use tracing::Level;
 
 use crate::bench::BenchArgs;
 use crate::error::Error;
+use crate::inspect::InspectArgs;
 use crate::list::ListArgs;
 use crate::logits::LogitsArgs;
 use crate::models;
@@ -55,6 +56,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Print the token ids of a text
     Tokenize(TokenizeArgs),
+    /// Tell what a model file holds
+    Inspect(InspectArgs),
     /// Get a model from the hub
     Pull(PullArgs),
     /// List the models in the data folder
