@@ -12,6 +12,7 @@ mod tokenizer;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 pub use decoder::Decoder;
+pub use engine::{Sampling, SamplingError};
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role};
