@@ -141,8 +141,8 @@ impl ChatFormat {
     }
 
     /// Why conversations cannot be answered; plain texts can.
-    pub fn template_error(&self) -> Option<&Error> {
-        self.template.as_ref().err().map(|error| &**error)
+    pub fn template_error(&self) -> Option<Arc<Error>> {
+        self.template.as_ref().err().cloned()
     }
 
     /// The tokenizer.
@@ -283,6 +283,11 @@ impl ChatAnswer {
     /// The tokens of the answer so far, marks and stop strings included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Stops the answer as soon as the engine hears of it; what was written until then still comes, and the end.
+    pub fn cancel(&self) {
+        self.answer.cancel();
     }
 
     /// The next event, waited for; nothing after [`ChatEvent::End`].

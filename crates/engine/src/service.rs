@@ -77,9 +77,26 @@ struct Shared {
 
 struct Submission {
     request: ValidRequest,
-    events: UnboundedSender<RequestEvent>,
+    caller: Caller,
     submitted: Instant,
     place: Place,
+}
+
+/// The engine's side of a request's channel.
+struct Caller {
+    events: UnboundedSender<RequestEvent>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Caller {
+    /// Nobody may be there to hear it: then the next step sees that.
+    fn tell(&self, event: RequestEvent) {
+        let _ = self.events.send(event);
+    }
+
+    fn has_enough(&self) -> bool {
+        self.events.is_closed() || self.cancelled.load(Ordering::Acquire)
+    }
 }
 
 /// A place in the queue; given back when dropped.
@@ -97,6 +114,7 @@ impl Drop for Place {
 #[derive(Debug)]
 pub struct Answer {
     events: UnboundedReceiver<RequestEvent>,
+    cancelled: Arc<AtomicBool>,
     submitted: Instant,
     /// What the end record would say if the engine broke down now; none once the end was handed out.
     unended: Option<Progress>,
@@ -112,6 +130,11 @@ struct Progress {
 }
 
 impl Answer {
+    /// Stops the answer as soon as the engine hears of it; its end comes as an event.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
     /// The next event, waited for; nothing after [`RequestEvent::Ended`].
     ///
     /// # Panics
@@ -218,7 +241,9 @@ impl Service {
         let place = self.place()?;
         let (events, receiver) = unbounded_channel();
         let (submitted, prompt_tokens) = (Instant::now(), request.prompt_tokens());
-        let submission = Submission { request, events, submitted, place };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let caller = Caller { events, cancelled: cancelled.clone() };
+        let submission = Submission { request, caller, submitted, place };
         let submissions = self.submissions.as_ref().expect("present until dropped");
         submissions.send(submission).map_err(|_| SubmitError::Stopped)?;
         let unended = Progress {
@@ -228,7 +253,7 @@ impl Service {
             queue_time: None,
             read_time: None,
         };
-        Ok(Answer { events: receiver, submitted, unended: Some(unended) })
+        Ok(Answer { events: receiver, cancelled, submitted, unended: Some(unended) })
     }
 
     fn place(&self) -> Result<Place, SubmitError> {
@@ -274,7 +299,7 @@ struct Running {
 
 struct Member {
     sequence: Sequence,
-    events: UnboundedSender<RequestEvent>,
+    caller: Caller,
 }
 
 impl Running {
@@ -294,10 +319,10 @@ impl Running {
                     Err(mpsc::TryRecvError::Disconnected) => return self.cancel_all(),
                 }
             }
-            // Who has gone leaves its place before others take theirs.
-            self.waiting.retain(|submission| !submission.events.is_closed());
+            // Who has enough leaves its place before others take theirs.
+            self.waiting.retain(|submission| !leave_queue(submission));
             for member in &mut self.running {
-                if member.events.is_closed() {
+                if member.caller.has_enough() {
                     member.sequence.end(EndReason::Cancelled);
                 }
             }
@@ -311,17 +336,17 @@ impl Running {
     fn admit(&mut self) {
         while self.running.len() < self.limits.parallel_max {
             let Some(submission) = self.waiting.pop_front() else { return };
-            let Submission { request, events, submitted, place } = submission;
+            let Submission { request, caller, submitted, place } = submission;
             let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
             match Sequence::new(request, self.engine.model(), queue_time) {
                 Ok(sequence) => {
-                    send(&events, RequestEvent::Admitted);
-                    self.running.push(Member { sequence, events });
+                    caller.tell(RequestEvent::Admitted);
+                    self.running.push(Member { sequence, caller });
                     self.shared.running.store(self.running.len(), Ordering::Release);
                 }
                 Err(error) => {
                     let reason = EndReason::Failed(error);
-                    send(&events, RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
+                    caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
                 }
             }
             drop(place);
@@ -330,21 +355,21 @@ impl Running {
 
     fn step(&mut self) {
         let mut sequences = Vec::with_capacity(self.running.len());
-        let mut senders = Vec::with_capacity(self.running.len());
-        for Member { sequence, events } in &mut self.running {
+        let mut callers = Vec::with_capacity(self.running.len());
+        for Member { sequence, caller } in &mut self.running {
             sequences.push(sequence);
-            senders.push(&*events);
+            callers.push(&*caller);
         }
-        self.engine.step(&mut sequences, &mut |index, event| send(senders[index], event));
+        self.engine.step(&mut sequences, &mut |index, event| callers[index].tell(event));
     }
 
     fn remove_ended(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.running[at].sequence.ended().is_some() {
-                let Member { sequence, events } = self.running.remove(at);
+                let Member { sequence, caller } = self.running.remove(at);
                 // The state is freed and the place given on before the caller hears of the end.
                 self.shared.running.store(self.running.len(), Ordering::Release);
-                send(&events, RequestEvent::Ended(sequence.record()));
+                caller.tell(RequestEvent::Ended(sequence.record()));
             }
         }
     }
@@ -352,16 +377,23 @@ impl Running {
     fn cancel_all(mut self) {
         self.running.iter_mut().for_each(|member| member.sequence.end(EndReason::Cancelled));
         self.remove_ended();
-        for Submission { request, events, submitted, .. } in self.waiting {
-            let ended = unread(EndReason::Cancelled, request.prompt_tokens(), submitted.elapsed());
-            send(&events, RequestEvent::Ended(ended));
-        }
+        self.waiting.iter().for_each(cancel_queued);
     }
 }
 
-/// Nobody may be there to hear it: then the next step sees that.
-fn send(events: &UnboundedSender<RequestEvent>, event: RequestEvent) {
-    let _ = events.send(event);
+/// True if the caller has enough, who is told so.
+fn leave_queue(submission: &Submission) -> bool {
+    let leaves = submission.caller.has_enough();
+    if leaves {
+        cancel_queued(submission);
+    }
+    leaves
+}
+
+fn cancel_queued(submission: &Submission) {
+    let Submission { request, caller, submitted, .. } = submission;
+    let ended = unread(EndReason::Cancelled, request.prompt_tokens(), submitted.elapsed());
+    caller.tell(RequestEvent::Ended(ended));
 }
 
 /// The end of a request of which nothing was read.

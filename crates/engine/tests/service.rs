@@ -189,6 +189,23 @@ fn who_leaves_is_cancelled_wherever_it_is() {
 }
 
 #[test]
+fn a_cancelled_request_hears_its_end() {
+    let service = service("llama-tiny", 1, 8);
+    let (holding, reached, let_go) = gated(vec![1, 2], 100);
+    let mut writing = service.submit(holding).expect("taken");
+    reached.recv().expect("its first token");
+    let mut queued = service.submit(request(vec![3; 7], 5)).expect("taken");
+    queued.cancel();
+    writing.cancel();
+    drop(let_go);
+    let (tokens, ended) = heard(&mut writing);
+    assert_eq!((tokens.len(), ended.reason), (1, EndReason::Cancelled));
+    let (tokens, ended) = heard(&mut queued);
+    assert_eq!((tokens.len(), ended.prompt_tokens, ended.reason), (0, 7, EndReason::Cancelled));
+    assert_eq!(service.counts(), IDLE);
+}
+
+#[test]
 fn a_full_queue_takes_nobody() {
     let service = service("llama-tiny", 1, 2);
     let (holding, reached, let_go) = gated(vec![1], 2);

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use chat::{ChatError, ConstraintError};
 use engine::{LoadError, RequestError, StepError, SubmitError};
 
+use crate::repl::WrongCommand;
+
 /// Why a command ended early. `Display` is the one sentence that the user reads.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -75,6 +77,28 @@ pub enum Error {
         /// Tokens there may be.
         context_tokens: usize,
     },
+    /// A conversation that the context cannot hold any more.
+    #[error(
+        "the conversation would have {found} tokens, more than the context of {context_tokens}: /reset begins a new \
+         one, --ctx sets another context"
+    )]
+    ConversationTooLong {
+        /// Tokens there would be.
+        found: usize,
+        /// Tokens there may be.
+        context_tokens: usize,
+    },
+    /// A file that holds no conversation.
+    #[error("{} holds no conversation: {reason}", path.display())]
+    Conversation {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No such command in a conversation.
+    #[error(transparent)]
+    Command(#[from] WrongCommand),
     /// A pass failed.
     #[error(transparent)]
     Step(StepError),
@@ -119,6 +143,9 @@ impl Error {
             | Error::TextTooShort { .. }
             | Error::EmptyPrompt
             | Error::TooLong { .. }
+            | Error::ConversationTooLong { .. }
+            | Error::Conversation { .. }
+            | Error::Command(_)
             | Error::Step(StepError::TokenOutOfRange { .. }) => 4,
             Error::Sampling(_) | Error::Constraint(_) => 2,
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,

@@ -12,6 +12,7 @@ mod logits;
 mod output;
 mod perplexity;
 mod prepare;
+mod repl;
 mod run;
 mod tokenize;
 
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     log::start(args.log_level);
     let result = match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Chat(args) => repl::chat(&args),
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),

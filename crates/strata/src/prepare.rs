@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
@@ -85,6 +85,15 @@ fn warn_of_long_context(chat: &ChatModel) {
 /// knows none but this.
 pub fn local_time_s() -> Option<i64> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64)
+}
+
+/// Where the lines typed in a conversation are remembered; nowhere without a home folder.
+pub fn history_file() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = folder("STRATA_HOME")
+        .or_else(|| folder("XDG_DATA_HOME").map(|data| data.join("strata")))
+        .or_else(|| folder("HOME").map(|home| home.join(".local/share/strata")))?;
+    Some(data.join("chat_history"))
 }
 
 /// A number to seed choices with where the user gave none: nothing but a random number of the operating system's.

@@ -11,6 +11,7 @@ use tracing::Level;
 use crate::bench::BenchArgs;
 use crate::logits::LogitsArgs;
 use crate::perplexity::PerplexityArgs;
+use crate::repl::ChatArgs;
 use crate::run::RunArgs;
 use crate::tokenize::TokenizeArgs;
 
@@ -35,6 +36,8 @@ Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the promp
 pub enum Command {
     /// Answer a prompt
     Run(RunArgs),
+    /// Converse in the terminal
+    Chat(ChatArgs),
     /// Print the logits after each of the given tokens
     Logits(LogitsArgs),
     /// Measure the speed of reading and writing against the memory's bandwidth

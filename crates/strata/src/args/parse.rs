@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use chat::Thinking;
 use engine::{Isa, KvType, TEMPERATURE_MAX};
 use tracing::Level;
 
@@ -38,6 +39,17 @@ pub fn kv_type(name: &str) -> Parsed<KvType> {
 }
 
 /// An instruction set by name.
+pub fn thinking(text: &str) -> Parsed<Thinking> {
+    match text {
+        "auto" => Ok(Thinking::AsTemplate),
+        "off" => Ok(Thinking::Off),
+        number => number
+            .parse()
+            .map(Thinking::Budget)
+            .map_err(|_| format!("auto, off or a whole number from 0 to {} is needed", usize::MAX)),
+    }
+}
+
 pub fn instruction_set(name: &str) -> Parsed<Isa> {
     Isa::from_name(name).ok_or_else(|| "scalar, avx2 or avx512 is needed".into())
 }
