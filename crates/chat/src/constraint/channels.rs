@@ -173,7 +173,7 @@ impl Constraint {
         }
         // The model cut the mark in other places than the tokenizer, which it may also do within a character.
         match close.text.get(written..) {
-            Some(rest) => self.tokenizer.encode(rest, Specials::AsText),
+            Some(rest) => self.tokenizer.encode_continuation(rest, Specials::AsText),
             None => close.tokens.clone(),
         }
     }
