@@ -10,7 +10,9 @@ pub enum Error {
     #[error(transparent)]
     Metadata(#[from] gguf::Error),
     /// `tokenizer.ggml.model` names another kind of tokenizer.
-    #[error("the tokenizer model is `{found}`; only byte-level BPE (`gpt2`) is supported")]
+    #[error(
+        "the tokenizer model is `{found}`; only byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`) are supported"
+    )]
     TokenizerModel {
         /// The name in the file.
         found: String,
@@ -37,13 +39,15 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// Two arrays that describe the same tokens disagree.
-    #[error("the tokenizer has {tokens} tokens but {types} token types")]
-    TypesLength {
-        /// Length of the token list.
-        tokens: usize,
-        /// Length of the type list.
-        types: usize,
+    /// An array that has an item for each token has more or fewer.
+    #[error("`{key}` has {found} values; expected one for each of the {wanted} tokens")]
+    ArrayLength {
+        /// The metadata key.
+        key: &'static str,
+        /// Its length.
+        found: usize,
+        /// Number of tokens.
+        wanted: usize,
     },
     /// The vocabulary is empty or larger than ids can count.
     #[error("the tokenizer has {found} tokens; expected 1 to {max}")]

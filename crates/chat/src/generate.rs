@@ -75,9 +75,6 @@ impl Generation {
     }
 
     /// The answer goes on with `tokens`. Those after a stop are ignored, so is everything after the end.
-    ///
-    /// # Panics
-    /// If the vocabulary lacks one of them.
     pub fn push(&mut self, tokens: &[u32]) -> Vec<Event> {
         for &token in tokens {
             if self.ended {

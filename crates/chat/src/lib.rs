@@ -7,14 +7,19 @@ mod decoder;
 mod error;
 mod generate;
 mod message;
+mod model;
 mod template;
 mod tokenizer;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 pub use decoder::Decoder;
-pub use engine::{Sampling, SamplingError};
+// What a request and its end are made of, so that those above need not know the engine.
+pub use engine::{EndReason, Ended, RequestError, Sampling, SamplingError, StopReason, SubmitError};
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role};
+pub use model::{
+    ChatAnswer, ChatEnd, ChatError, ChatEvent, ChatFormat, ChatModel, ChatRequest, Prompt, Thinking,
+};
 pub use template::{Limits, RenderInput, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -1,19 +1,16 @@
 //! Tokens in, tokens out.
 
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kernels::Isa;
-use thiserror::Error;
 
 use crate::backend::Cpu;
 use crate::error::{LoadError, StepError};
 use crate::model::{LoadOptions, Model};
-use crate::policy::{RowPolicy, StopReason, StopTokens, Verdict};
-use crate::sampler::{SampleError, Sampled, Sampler, Sampling, SamplingError};
+use crate::request::{EndReason, RequestEvent};
+use crate::scheduler;
+use crate::sequence::Sequence;
 use crate::stage::{Stage, cpu};
 use crate::state::State;
 use crate::window::{Outputs, Window};
@@ -31,78 +28,11 @@ pub struct EngineConfig {
     pub chunk_tokens: usize,
 }
 
-/// What is wanted of an engine.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Token ids of the prompt.
-    pub prompt: Vec<u32>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Most tokens to generate.
-    pub tokens_max: usize,
-    /// Tokens that end the answer; they are not part of it.
-    pub stop_tokens: Vec<u32>,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndReason {
-    /// A stop token came.
-    Stop,
-    /// As many tokens as were wanted, or as the context holds.
-    Length,
-    /// The caller had enough.
-    Cancelled,
-}
-
-/// How an answer ended, with its own figures.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
-    /// Why.
-    pub reason: EndReason,
-    /// What stopped it, if the reason is [`EndReason::Stop`].
-    pub stop: Option<StopReason>,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens generated, the stop token not counted.
-    pub generated_tokens: usize,
-    /// Time to read the prompt.
-    pub read_time: Duration,
-    /// Time to write the answer.
-    pub write_time: Duration,
-}
-
-/// A request that could not be answered.
-#[derive(Debug, Error)]
-pub enum RequestError {
-    /// A prompt without tokens.
-    #[error("the prompt is empty: there is nothing to go on from")]
-    EmptyPrompt,
-    /// More than the context holds.
-    #[error(
-        "the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, one of them for the answer"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        prompt_tokens: usize,
-        /// Tokens of the context.
-        context_tokens: usize,
-    },
-    /// The sampling makes no sense.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-    /// No token could be chosen.
-    #[error(transparent)]
-    Sample(#[from] SampleError),
-    /// A pass failed.
-    #[error(transparent)]
-    Step(#[from] StepError),
-}
-
 /// A model with the threads that run it.
 pub struct Engine {
     stage: Stage<Cpu>,
     chunk_tokens: usize,
+    vocabulary: usize,
 }
 
 impl Engine {
@@ -113,7 +43,8 @@ impl Engine {
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Engine, LoadError> {
         let model = Arc::new(Model::load(path, &config.load)?);
         let backend = cpu(config.threads, config.isa)?;
-        Ok(Engine { stage: Stage::new(model, backend), chunk_tokens: config.chunk_tokens.max(1) })
+        let vocabulary = model.spec.vocabulary;
+        Ok(Engine { stage: Stage::new(model, backend), chunk_tokens: config.chunk_tokens.max(1), vocabulary })
     }
 
     /// The model.
@@ -147,73 +78,82 @@ impl Engine {
         Ok(self.stage.logits())
     }
 
-    /// Answers a request, handing each token to `emit` as soon as it is chosen.
+    /// Runs one window with rows of all these sequences, none of which has ended, and tells of what came of it, by the
+    /// sequence's index. Sequences that end, failed ones too, say so themselves.
     ///
-    /// # Errors
-    /// See [`RequestError`].
-    pub fn generate(
+    /// Any failure stays with the sequences that caused it, where that can be told.
+    pub(crate) fn step(
         &mut self,
-        request: &Request,
-        mut emit: impl FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Ended, RequestError> {
-        self.generate_with(request, &mut StopTokens(&request.stop_tokens), |sampled| emit(sampled.token))
-    }
-
-    /// Answers a request under a policy, which also decides about the request's stop tokens: they are not looked at here.
-    /// Forced tokens count as generated and are emitted like chosen ones.
-    ///
-    /// # Errors
-    /// See [`RequestError`].
-    pub fn generate_with(
-        &mut self,
-        request: &Request,
-        policy: &mut dyn RowPolicy,
-        mut emit: impl FnMut(&Sampled) -> ControlFlow<()>,
-    ) -> Result<Ended, RequestError> {
-        let context_tokens = self.model().layout.context_tokens;
-        let prompt_tokens = request.prompt.len();
-        if prompt_tokens == 0 {
-            return Err(RequestError::EmptyPrompt);
+        sequences: &mut [&mut Sequence],
+        emit: &mut dyn FnMut(usize, RequestEvent),
+    ) {
+        if sequences.is_empty() {
+            return;
         }
-        if prompt_tokens >= context_tokens {
-            return Err(RequestError::PromptTooLong { prompt_tokens, context_tokens });
-        }
-        let mut sampler = Sampler::new(request.sampling.clone().validate(self.model().spec.vocabulary)?);
-        let start = Instant::now();
-        let mut state = self.model().new_state()?;
-        self.read(&mut state, &request.prompt)?;
-        let read_time = start.elapsed();
-        let limit = request.tokens_max.min(context_tokens - prompt_tokens);
-        let mut tokens = request.prompt.clone();
-        let mut forced = VecDeque::new();
-        let mut verdict = policy.start();
-        let (reason, stop) = loop {
-            match verdict {
-                Verdict::GoOn => {}
-                Verdict::Force(next) => forced = next.into(),
-                Verdict::Stop(stop) => break (stop.into(), Some(stop)),
-            }
-            if tokens.len() == prompt_tokens + limit {
-                break (EndReason::Length, None);
-            }
-            if let [.., last] = tokens[prompt_tokens..] {
-                self.read(&mut state, &[last])?;
-            }
-            let logits = self.stage.logits();
-            let next = match forced.pop_front() {
-                Some(token) => sampler.told(logits, token),
-                None => sampler.sample(logits, &tokens, tokens.len() as u64, policy.mask())?,
-            };
-            verdict = policy.advance(next.token);
-            if !matches!(verdict, Verdict::Stop(StopReason::Token(_))) {
-                tokens.push(next.token);
-                if emit(&next).is_break() {
-                    break (EndReason::Cancelled, None);
+        let pending: Vec<usize> = sequences.iter().map(|sequence| sequence.pending().len()).collect();
+        let rows = scheduler::rows(&pending, self.chunk_tokens);
+        let members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] > 0).collect();
+        match self.run_rows(sequences, &members, &rows, emit) {
+            Ok(()) => {}
+            // No state was touched: those that find room alone go on alone.
+            Err(StepError::OutOfMemory { .. }) if members.len() > 1 => {
+                for &member in &members {
+                    if let Err(error) = self.run_rows(sequences, &[member], &rows, emit) {
+                        sequences[member].end(EndReason::Failed(error.into()));
+                    }
                 }
             }
-        };
-        let write_time = start.elapsed() - read_time;
-        let generated_tokens = tokens.len() - prompt_tokens;
-        Ok(Ended { reason, stop, prompt_tokens, generated_tokens, read_time, write_time })
+            Err(error) => {
+                for &member in &members {
+                    sequences[member].end(EndReason::Failed(error.clone().into()));
+                }
+            }
+        }
+    }
+
+    /// Computes `rows[i]` pending tokens of each sequence `i` among `members`.
+    fn run_rows(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        members: &[usize],
+        rows: &[usize],
+        emit: &mut dyn FnMut(usize, RequestEvent),
+    ) -> Result<(), StepError> {
+        let mut window = Window::default();
+        for (state, &member) in members.iter().enumerate() {
+            let sequence = &sequences[member];
+            let tokens = &sequence.pending()[..rows[member]];
+            let outputs = match tokens.len() == sequence.pending().len() {
+                true => Outputs::Last,
+                false => Outputs::None,
+            };
+            window.push_tokens(state, tokens, sequence.next_position(), outputs);
+        }
+        let wanted: Vec<bool> =
+            window.spans.iter().map(|span| span.rows(&window).iter().any(|r| r.output)).collect();
+        let reading: Vec<bool> = members.iter().map(|&member| sequences[member].is_reading()).collect();
+        let mut states: Vec<&mut State> = (sequences.iter_mut().enumerate())
+            .filter(|(i, _)| members.contains(i))
+            .map(|(_, sequence)| sequence.state_mut())
+            .collect();
+        let output = self.stage.run(&window, &mut states, None)?;
+        for failure in output.failed {
+            sequences[members[failure.state]].end(EndReason::Failed(failure.error.clone().into()));
+        }
+        let mut logits = output.logits.chunks_exact(self.vocabulary);
+        for (state, &member) in members.iter().enumerate() {
+            let logits = wanted[state].then(|| logits.next().expect("a row of logits for each output"));
+            let sequence = &mut sequences[member];
+            if sequence.ended().is_some() {
+                continue;
+            }
+            if reading[state] {
+                emit(member, RequestEvent::Read { tokens: sequence.read_tokens() });
+            }
+            if let Some(token) = logits.and_then(|logits| sequence.choose(logits)) {
+                emit(member, RequestEvent::Token(token));
+            }
+        }
+        Ok(())
     }
 }

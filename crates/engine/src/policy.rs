@@ -1,7 +1,5 @@
 //! What may come next in a sequence, and when it ends.
 
-use crate::engine::EndReason;
-
 /// Most tokens that a [`RowPolicy`] takes back at once: more than any drafter proposes.
 pub const ROLL_BACK_TOKENS_MAX: usize = 256;
 
@@ -51,12 +49,6 @@ pub enum StopReason {
     Sequence(usize),
 }
 
-impl From<StopReason> for EndReason {
-    fn from(_: StopReason) -> EndReason {
-        EndReason::Stop
-    }
-}
-
 /// A set of tokens, one bit each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask {
@@ -87,9 +79,9 @@ impl TokenMask {
 
 /// The policy of a request that has no constraint but tokens that end it.
 #[derive(Clone, Debug)]
-pub struct StopTokens<'a>(pub &'a [u32]);
+pub struct StopTokens(pub Vec<u32>);
 
-impl RowPolicy for StopTokens<'_> {
+impl RowPolicy for StopTokens {
     fn advance(&mut self, token: u32) -> Verdict {
         match self.0.contains(&token) {
             true => Verdict::Stop(StopReason::Token(token)),

@@ -1,6 +1,6 @@
 //! Paths and what happens on them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,6 +11,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use chat::{ChatError, ChatEvent, Sampling};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -18,7 +19,7 @@ use tokio::task::spawn_blocking;
 use crate::body::Bodies;
 use crate::fault::{Fault, Kind};
 use crate::guard::Guard;
-use crate::model::{Answer, ChatError, ChatEvent, Model, Sampling};
+use crate::model::{Answer, Counts, Model};
 use crate::openai::reply::{Content, Endpoint, Reply};
 use crate::openai::{self, request};
 use crate::phase::{self, Phase};
@@ -37,8 +38,6 @@ pub(crate) struct Shared<M> {
     guard: Guard,
     bodies: Bodies,
     model: OnceLock<Arc<M>>,
-    /// The model answers no more.
-    failed: AtomicBool,
     /// Names of answers begin with one that no other server had and go on in order.
     first_id: u64,
     ids: AtomicU64,
@@ -54,7 +53,6 @@ impl<M: Model> Shared<M> {
             phase: watch::channel(Phase::Serving).0,
             guard,
             model: OnceLock::new(),
-            failed: AtomicBool::new(false),
             first_id: request::any_seed(),
             ids: AtomicU64::new(0),
             started_s: now_s(),
@@ -140,17 +138,13 @@ async fn health<M: Model>(State(shared): State<Arc<Shared<M>>>) -> Response {
     }
     match shared.model.get() {
         None => down("loading"),
-        Some(_) if shared.failed.load(Ordering::Relaxed) => down("failed"),
-        Some(model) => {
-            let counts = model.counts();
-            let body = json!({
-                "status": "ok",
-                "queued": counts.queued,
-                "running": counts.running,
-                "parallel": counts.parallel,
-            });
-            json_response(StatusCode::OK, &body)
-        }
+        Some(model) => match model.counts() {
+            Counts { alive: false, .. } => down("failed"),
+            Counts { queued, running, parallel_max, .. } => {
+                let body = json!({"status": "ok", "queued": queued, "running": running, "parallel_max": parallel_max});
+                json_response(StatusCode::OK, &body)
+            }
+        },
     }
 }
 
@@ -234,23 +228,20 @@ async fn take<M: Model>(
     let body = shared.bodies.read(&parts.headers, body).await?;
     let defaults = shared.sampling();
     let taken = spawn_blocking(move || {
-        let asked = match endpoint {
+        let mut asked = match endpoint {
             Endpoint::Chat => openai::chat::parse(&body.bytes, &defaults)?,
             Endpoint::Completions => openai::completions::parse(&body.bytes, &defaults)?,
         };
         drop(body);
+        // Of the date in a prompt the zone matters little, and the standard library knows none but this.
+        asked.request.local_time_s = Some(now_s() as i64);
         let answer = model.generate(asked.request).map_err(Taken::Refused)?;
         Ok((answer, asked.stream, asked.stream_usage))
     });
     match taken.await {
         Ok(Ok(taken)) => Ok(taken),
         Ok(Err(Taken::Wrong(fault))) => Err(fault),
-        Ok(Err(Taken::Refused(error))) => {
-            if matches!(error, ChatError::Stopped) {
-                shared.failed.store(true, Ordering::Relaxed);
-            }
-            Err(openai::refusal(&error))
-        }
+        Ok(Err(Taken::Refused(error))) => Err(openai::refusal(&error)),
         // It panicked, which the program has reported.
         Err(_) => Err(Fault::new(Kind::Failed, "the request met a defect of the server")),
     }
@@ -275,11 +266,11 @@ async fn whole<A: Answer>(answer: &mut A, reply: &Reply, record: &mut Record) ->
             Some(ChatEvent::Reading { .. }) => {}
             Some(ChatEvent::Thinking(text)) => content.thinking.push_str(&text),
             Some(ChatEvent::Text(text)) => content.text.push_str(&text),
-            Some(ChatEvent::End { reason: Ok(finish), usage }) => {
-                record.answered(finish, usage);
-                return Ok(reply.whole(&content, finish, usage));
+            Some(ChatEvent::End(end)) => {
+                let finish = openai::finish(&end)?;
+                record.answered(&end);
+                return Ok(reply.whole(&content, finish, end.usage));
             }
-            Some(ChatEvent::End { reason: Err(failure), .. }) => return Err(openai::failure(&failure)),
             None => return Err(openai::no_end()),
         }
     }

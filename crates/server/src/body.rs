@@ -143,8 +143,8 @@ mod tests {
         let bodies = bodies(100, 1 << 20);
         assert_eq!(read(&bodies, Body::from(vec![0; 100])).await, Ok(100));
         assert_eq!(read(&bodies, Body::from(vec![0; 101])).await, Err(Kind::TooLarge));
-        assert_eq!(read(&bodies, coming(100, 1, Duration::ZERO)).await, Ok(100));
-        assert_eq!(read(&bodies, coming(usize::MAX, 3, Duration::ZERO)).await, Err(Kind::TooLarge));
+        assert_eq!(read(&bodies, coming(100, 1, Duration::from_millis(1))).await, Ok(100));
+        assert_eq!(read(&bodies, coming(usize::MAX, 3, Duration::from_millis(1))).await, Err(Kind::TooLarge));
     }
 
     /// One byte a second holds a connection for as long as the sender likes.

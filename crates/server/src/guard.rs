@@ -68,7 +68,10 @@ impl Guard {
         let given = match given.split_at_checked("Bearer ".len()) {
             Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"Bearer ") => given,
             _ => {
-                return Err(Fault::new(Kind::Key, "this server needs its key as `Authorization: Bearer KEY`"));
+                return Err(Fault::new(
+                    Kind::Key,
+                    "this server needs its key as `Authorization: Bearer KEY`",
+                ));
             }
         };
         match same(given, key.as_bytes()) {

@@ -16,9 +16,10 @@ mod phase;
 mod record;
 mod server;
 mod settings;
+mod socket;
 mod stream;
 
 pub use listen::{ListenError, Listener};
-pub use model::*;
+pub use model::{Answer, Counts, Model};
 pub use server::Server;
 pub use settings::{Limits, Settings};

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::phase::{Phase, reached};
 use crate::settings::Limits;
+use crate::socket::Socket;
 
 /// Most bytes of a request's headers, and of what is read ahead of a body.
 const HEADERS_BYTES_MAX: usize = 64 << 10;
@@ -156,7 +157,7 @@ pub(crate) async fn run(
         };
         match accepted {
             Ok((stream, _)) => {
-                let served = connection(stream, router.clone(), limits.headers_time, phase.subscribe());
+                let served = connection(stream, router.clone(), limits.clone(), phase.subscribe());
                 connections.spawn(async move {
                     served.await;
                     drop(permit);
@@ -188,24 +189,36 @@ async fn all(connections: &mut JoinSet<()>) {
 async fn connection(
     stream: TcpStream,
     router: Router,
-    headers_time: Duration,
+    limits: Limits,
     mut phase: watch::Receiver<Phase>,
 ) {
     // A token is a small packet that should not wait for the next one.
     let _ = stream.set_nodelay(true);
+    let socket = Socket::new(stream);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(headers_time)
+        .header_read_timeout(limits.headers_time)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEADERS_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(socket.clone()), TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = reached(&mut phase, Phase::Draining) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let left = async {
+        while !socket.has_left() {
+            sleep(limits.silence_time).await;
         }
+    };
+    let served = async {
+        tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = reached(&mut phase, Phase::Draining) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        }
+    };
+    let ended = tokio::select! {
+        ended = served => ended,
+        () = left => return,
     };
     if let Err(error) = ended {
         // Clients come and go.

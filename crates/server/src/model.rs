@@ -2,13 +2,11 @@
 
 use std::future::Future;
 
-pub use chat::Sampling;
-use chat::{Finish, Message, Usage};
-use serde_json::{Map, Value};
+use chat::{ChatAnswer, ChatError, ChatEvent, ChatModel, ChatRequest};
 
 /// A model that answers.
 pub trait Model: Send + Sync + 'static {
-    /// See [`Answer`].
+    /// What it gives.
     type Answer: Answer;
 
     /// Takes a request. Returns when the prompt is tokens, and may take as long as that takes.
@@ -26,56 +24,54 @@ pub trait Model: Send + Sync + 'static {
 
 /// An answer on its way. Dropping it ends the work, at whatever point it is.
 pub trait Answer: Send + 'static {
-    /// Of the prompt.
+    /// Tokens of the prompt.
     fn prompt_tokens(&self) -> usize;
 
-    /// What comes next; nothing after [`ChatEvent::End`]. May be dropped and called again without a loss.
+    /// What comes next; nothing after [`ChatEvent::End`]. Dropping the future loses nothing.
     fn next(&mut self) -> impl Future<Output = Option<ChatEvent>> + Send;
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct ChatRequest {
-    pub prompt: Prompt,
-    pub sampling: Sampling,
-    pub tokens_max: Option<usize>,
-    pub stop_strings: Vec<String>,
-    pub thinking: Thinking,
-}
-#[derive(Debug, Clone, PartialEq)]
-pub enum Prompt {
-    Messages { messages: Vec<Message>, extra: Map<String, Value> },
-    Text(String),
-    Tokens(Vec<u32>),
-}
+/// What a model is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Thinking {
-    AsTemplate,
-    Off,
-    Budget(usize),
-}
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
+    /// Requests that wait.
     pub queued: usize,
+    /// Requests that are being answered.
     pub running: usize,
-    pub parallel: usize,
+    /// Most of those at the same time.
+    pub parallel_max: usize,
+    /// False once nothing is answered any more.
+    pub alive: bool,
 }
-#[derive(Debug, Clone, PartialEq)]
-pub enum ChatEvent {
-    Reading { done: usize, of: usize },
-    Thinking(String),
-    Text(String),
-    End { reason: Result<Finish, String>, usage: Usage },
+
+impl Model for ChatModel {
+    type Answer = ChatAnswer;
+
+    fn generate(&self, request: ChatRequest) -> Result<ChatAnswer, ChatError> {
+        ChatModel::generate(self, request)
+    }
+
+    fn context_tokens(&self) -> usize {
+        ChatModel::context_tokens(self)
+    }
+
+    fn counts(&self) -> Counts {
+        let (counts, limits) = (self.service().counts(), self.service().limits());
+        Counts {
+            queued: counts.queued,
+            running: counts.running,
+            parallel_max: limits.parallel_max,
+            alive: counts.alive,
+        }
+    }
 }
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ChatError {
-    #[error("the prompt has {prompt_tokens} tokens and the context holds {context_tokens}")]
-    TooLong { prompt_tokens: usize, context_tokens: usize },
-    #[error(transparent)]
-    Sampling(chat::SamplingError),
-    #[error("queue full")]
-    QueueFull,
-    #[error("stopped")]
-    Stopped,
-    #[error("failed")]
-    Failed,
+
+impl Answer for ChatAnswer {
+    fn prompt_tokens(&self) -> usize {
+        ChatAnswer::prompt_tokens(self)
+    }
+
+    fn next(&mut self) -> impl Future<Output = Option<ChatEvent>> + Send {
+        ChatAnswer::next(self)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use chat::{Finish, Usage};
+use chat::ChatEnd;
 
 use crate::fault::Fault;
 use crate::openai;
@@ -31,17 +31,21 @@ impl Record {
     }
 
     /// It was answered.
-    pub fn answered(&mut self, finish: Finish, usage: Usage) {
+    pub fn answered(&mut self, end: &ChatEnd) {
         self.ended = true;
+        let ChatEnd { reason, usage, engine } = end;
         tracing::info!(
             id = self.id,
             path = self.path,
             status = 200,
             stream = self.stream,
-            finish = ?finish,
+            reason = ?reason,
             prompt_tokens = usage.prompt_tokens,
             completion_tokens = usage.completion_tokens,
             thinking_tokens = usage.thinking_tokens,
+            queue_ms = engine.queue_time.as_millis() as u64,
+            read_ms = engine.read_time.as_millis() as u64,
+            write_ms = engine.write_time.as_millis() as u64,
             ms = self.ms(),
             "answered"
         );

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::Sampling;
+use chat::Sampling;
 
 /// What a server is told when it starts.
 #[derive(Debug, Clone, Default)]
@@ -32,7 +32,8 @@ pub struct Limits {
     pub headers_time: Duration,
     /// What every body has for coming; larger ones have a second more for each 64 KiB.
     pub body_time: Duration,
-    /// Of a stream in which nothing happens, as of one whose request waits: after this, a sign of life.
+    /// In a stream in which nothing happens, as while its request waits, there is a sign of life after this; as often it is
+    /// seen whether the client is still there.
     pub silence_time: Duration,
     /// Running answers may go on for this long once the server is told to stop.
     pub stop_time: Duration,

@@ -6,14 +6,14 @@
 use std::convert::Infallible;
 
 use axum::body::{Body, Bytes};
-use chat::{Finish, Usage};
+use chat::{ChatEnd, ChatEvent};
 use futures_util::stream;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::fault::Fault;
-use crate::model::{Answer, ChatEvent};
+use crate::model::Answer;
 use crate::openai::{self, reply::Reply};
 use crate::phase::{self, Phase};
 use crate::record::Record;
@@ -73,10 +73,7 @@ impl<A: Answer> Streaming<A> {
                 Some(ChatEvent::Reading { done, of }) => self.read = Some((done, of)),
                 Some(ChatEvent::Thinking(text)) => return Some(event(&self.reply.thinking(&text))),
                 Some(ChatEvent::Text(text)) => return Some(event(&self.reply.text(&text))),
-                Some(ChatEvent::End { reason: Ok(finish), usage }) => return Some(self.end(finish, usage)),
-                Some(ChatEvent::End { reason: Err(failure), .. }) => {
-                    return Some(self.fail(openai::failure(&failure)));
-                }
+                Some(ChatEvent::End(end)) => return Some(self.end(&end)),
                 None => return Some(self.fail(openai::no_end())),
             }
         }
@@ -90,10 +87,14 @@ impl<A: Answer> Streaming<A> {
         }
     }
 
-    fn end(&mut self, finish: Finish, usage: Usage) -> String {
+    fn end(&mut self, end: &ChatEnd) -> String {
+        let finish = match openai::finish(end) {
+            Ok(finish) => finish,
+            Err(fault) => return self.fail(fault),
+        };
         self.answer = None;
-        self.record.answered(finish, usage);
-        let (closing, usage) = self.reply.closing(finish, usage);
+        self.record.answered(end);
+        let (closing, usage) = self.reply.closing(finish, end.usage);
         let mut text = event(&closing);
         text.extend(usage.map(|usage| event(&usage)));
         text + "data: [DONE]\n\n"

@@ -4,8 +4,7 @@
 
 mod support;
 
-use chat::Finish;
-use engine::StopReason;
+use chat::{Finish, StopReason};
 use serde_json::{Value, json};
 use support::{Reply, Served, Step, end, failure, minimal, reading, streamed, text, thinking};
 
@@ -108,9 +107,15 @@ fn validate(body: &str, usage_wanted: bool) -> Result<Joined, String> {
     }
     let mut ids = Vec::new();
     for (i, event) in events.iter().enumerate() {
-        let json = event.strip_prefix("data: ").filter(|json| !json.contains('\n')).ok_or("no line of data")?;
+        let json =
+            event.strip_prefix("data: ").filter(|json| !json.contains('\n')).ok_or("no line of data")?;
         let piece: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        ids.push((piece["id"].clone(), piece["created"].clone(), piece["model"].clone(), piece["object"].clone()));
+        ids.push((
+            piece["id"].clone(),
+            piece["created"].clone(),
+            piece["model"].clone(),
+            piece["object"].clone(),
+        ));
         let choices = piece["choices"].as_array().ok_or("no choices")?;
         if choices.is_empty() {
             if !usage_wanted || i + 1 != events.len() || joined.reason.is_empty() {
@@ -119,7 +124,9 @@ fn validate(body: &str, usage_wanted: bool) -> Result<Joined, String> {
             joined.usage = piece["usage"].clone();
             continue;
         }
-        if piece.get("usage").is_some_and(|usage| !usage.is_null()) || piece.get("usage").is_some() != usage_wanted {
+        if piece.get("usage").is_some_and(|usage| !usage.is_null())
+            || piece.get("usage").is_some() != usage_wanted
+        {
             return Err("usage in the wrong place".into());
         }
         let [choice] = choices.as_slice() else { return Err("more than one choice".into()) };
@@ -208,11 +215,11 @@ fn streams_of_every_shape_are_well_formed_and_equal_the_whole_answer() {
 #[test]
 fn failures_come_in_form() {
     let served = Served::start();
-    let error = r#"{"error":{"message":"layer 3 broke","type":"server_error","param":null,"code":null}}"#;
-    served.script.say(vec![text("a"), failure("layer 3 broke")]);
+    let error = r#"{"error":{"message":"the engine has stopped before the answer was whole","type":"server_error","param":null,"code":null}}"#;
+    served.script.say(vec![text("a"), failure()]);
     let body = served.post(CHAT, &streamed()).text();
     assert!(body.ends_with(&format!("\"finish_reason\":null}}]}}\n\ndata: {error}\n\n")), "{body}");
-    served.script.say(vec![text("a"), failure("layer 3 broke")]);
+    served.script.say(vec![text("a"), failure()]);
     let reply = served.post(CHAT, &minimal());
     assert_eq!((reply.status, reply.text().as_str()), (500, error));
     // Nor does a model that just stops leave a reader waiting.

@@ -7,10 +7,43 @@ use serde_json::json;
 use sys::bandwidth::read_bandwidth;
 use sys::pool::Pool;
 
-use crate::args::BenchArgs;
+use crate::args::{ComputeArgs, ModelArgs, parse};
 use crate::error::Error;
-use crate::output::{self, Output};
+use crate::output::Output;
 use crate::prepare;
+
+/// The arguments of `strata bench`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata bench -m model.gguf
+  strata bench -m model.gguf -p 512 -n 128 --repeat 5 --json
+  strata bench -m model.gguf -p 0 -n 128     # writing from an empty context
+
+Each round measures the memory's read bandwidth, reads a prompt of -p tokens, and writes -n tokens after it. Medians of
+all rounds are printed. Writing is bound by the bytes it reads per token, so their rate is put against the bandwidth
+measured in the same round; reading is bound by multiplications."
+)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Prompt tokens to read
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = parse::in_range(0..=parse::BENCH_MAX))]
+    pub prompt_tokens: usize,
+    /// Tokens to write
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = parse::in_range(0..=parse::BENCH_MAX))]
+    pub tokens: usize,
+    /// Rounds
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = parse::in_range(1..=1000))]
+    pub repeat: usize,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Bytes read to measure the bandwidth: many times the last cache of any desktop.
 const BANDWIDTH_BYTES: u64 = 1 << 29;
@@ -36,9 +69,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Error> {
     let mut rounds = Vec::with_capacity(args.repeat);
     for round in 1..=args.repeat {
         let measured = measure(&mut engine, &pool, &prompt[..args.prompt_tokens], args.tokens)?;
-        if !args.json {
-            output::note(format_args!("round {round} of {} is done", args.repeat));
-        }
+        tracing::info!("round {round} of {} is done", args.repeat);
         rounds.push(measured);
     }
     let report = Report::new(engine.model(), args, &rounds);

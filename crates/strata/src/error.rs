@@ -2,8 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use engine::{LoadError, RequestError, StepError};
+use chat::{ChatError, ConstraintError};
+use engine::{LoadError, RequestError, StepError, SubmitError};
+
+use crate::repl::WrongCommand;
 
 /// Why a command ended early. `Display` is the one sentence that the user reads.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +33,7 @@ pub enum Error {
     },
     /// The chat template gives no prompt.
     #[error("{}", template_sentence(.0))]
-    Template(Box<chat::Error>),
+    Template(Arc<chat::Error>),
     /// Text that is not text.
     #[error("{what} is not UTF-8 text: byte {at} cannot be there")]
     NotText {
@@ -73,9 +77,37 @@ pub enum Error {
         /// Tokens there may be.
         context_tokens: usize,
     },
+    /// A conversation that the context cannot hold any more.
+    #[error(
+        "the conversation would have {found} tokens, more than the context of {context_tokens}: /reset begins a new \
+         one, --ctx sets another context"
+    )]
+    ConversationTooLong {
+        /// Tokens there would be.
+        found: usize,
+        /// Tokens there may be.
+        context_tokens: usize,
+    },
+    /// A file that holds no conversation.
+    #[error("{} holds no conversation: {reason}", path.display())]
+    Conversation {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No such command in a conversation.
+    #[error(transparent)]
+    Command(#[from] WrongCommand),
     /// A pass failed.
     #[error(transparent)]
     Step(StepError),
+    /// The request cannot be met.
+    #[error(transparent)]
+    Constraint(ConstraintError),
+    /// The engine takes no request, or has broken down.
+    #[error("{0}")]
+    Engine(String),
     /// A sampling option makes no sense.
     #[error(transparent)]
     Sampling(engine::SamplingError),
@@ -111,9 +143,12 @@ impl Error {
             | Error::TextTooShort { .. }
             | Error::EmptyPrompt
             | Error::TooLong { .. }
+            | Error::ConversationTooLong { .. }
+            | Error::Conversation { .. }
+            | Error::Command(_)
             | Error::Step(StepError::TokenOutOfRange { .. }) => 4,
-            Error::Sampling(_) => 2,
-            Error::Step(_) | Error::Sample(_) | Error::Measure(_) => 5,
+            Error::Sampling(_) | Error::Constraint(_) => 2,
+            Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
         }
     }
@@ -138,9 +173,24 @@ impl From<RequestError> for Error {
                 // One more for the answer.
                 Error::TooLong { found: prompt_tokens + 1, context_tokens }
             }
+            RequestError::TokenOutOfRange { token, vocabulary, .. } => {
+                Error::Step(StepError::TokenOutOfRange { token, vocabulary })
+            }
+            RequestError::EngineGone => Error::Engine(error.to_string()),
             RequestError::Sampling(error) => Error::Sampling(error),
             RequestError::Sample(error) => Error::Sample(error),
             RequestError::Step(error) => error.into(),
+        }
+    }
+}
+
+impl From<ChatError> for Error {
+    fn from(error: ChatError) -> Error {
+        match error {
+            ChatError::Prompt(error) => Error::Template(error),
+            ChatError::Constraint(error) => Error::Constraint(error),
+            ChatError::Submit(SubmitError::Request(error)) => error.into(),
+            ChatError::Submit(error) => Error::Engine(error.to_string()),
         }
     }
 }

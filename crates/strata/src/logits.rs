@@ -7,10 +7,40 @@ use chat::Tokenizer;
 use engine::window::Outputs;
 use engine::{Engine, KvType, StepError, Window};
 
-use crate::args::LogitsArgs;
+use crate::args::{ComputeArgs, ModelArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
 use crate::prepare;
+
+/// The arguments of `strata logits`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata logits -m model.gguf --tokens 1,2,3
+  strata logits -m model.gguf --tokens 1,2,3 --json --taps > out.json
+
+With --json: {\"logits\": [[...], ...]}, one row per token, and with --taps also
+{\"taps\": {NAME: {\"width\": W, \"values\": [[...], ...]}}}. Numbers have as many digits as it takes to read back the same
+32-bit float; one that is not finite is null. The cache is f32 unless --kv says otherwise, since these numbers are for
+comparing with other implementations."
+)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids, with commas between
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse::token, required = true)]
+    pub tokens: Vec<u32>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Print named intermediate results too
+    #[arg(long, requires = "json")]
+    pub taps: bool,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
 
 /// Rows of one pass, which bounds the memory for logits.
 const ROWS_MAX: usize = 64;
@@ -48,8 +78,9 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
             out.write_all(b"}\n")
         });
     }
-    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata).ok();
-    Output::new().document(|out| write_table(out, &args.tokens, &rows, vocabulary, tokenizer.as_ref()))
+    let format = prepare::format(&args.model, &engine.model().metadata).ok();
+    let tokenizer = format.as_ref().map(|format| &**format.tokenizer());
+    Output::new().document(|out| write_table(out, &args.tokens, &rows, vocabulary, tokenizer))
 }
 
 /// Logits of every row, `[tokens][vocabulary]`.

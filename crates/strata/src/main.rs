@@ -7,10 +7,12 @@
 mod args;
 mod bench;
 mod error;
+mod log;
 mod logits;
 mod output;
 mod perplexity;
 mod prepare;
+mod repl;
 mod run;
 mod tokenize;
 
@@ -26,8 +28,11 @@ fn main() -> ExitCode {
         let text = panic.to_string().replace('\n', " ");
         output::note(format_args!("error: this is a defect of strata, please report it: {text}"));
     }));
-    let result = match Args::parse().command {
+    let args = Args::parse();
+    log::start(args.log_level);
+    let result = match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Chat(args) => repl::chat(&args),
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),

@@ -1,25 +1,42 @@
 //! The standard streams.
 
 use std::fmt::Arguments;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use crate::error::Error;
 
 /// Standard output, which may be closed by its reader at any time.
-pub struct Output(io::StdoutLock<'static>);
+pub struct Output {
+    stream: io::StdoutLock<'static>,
+    /// Whether a terminal would follow what control characters say.
+    terminal: bool,
+}
 
 impl Output {
     /// The standard output of this process.
     pub fn new() -> Output {
-        Output(io::stdout().lock())
+        let stream = io::stdout().lock();
+        Output { terminal: stream.is_terminal(), stream }
     }
 
-    /// Writes a piece and hands it on at once.
+    /// Writes a piece of an answer and hands it on at once. What a model writes cannot steer a terminal: control
+    /// characters other than line ends and tabs are left out there.
     ///
     /// # Errors
     /// [`Error::ReaderGone`], and [`Error::Io`] for other faults.
     pub fn piece(&mut self, text: &str) -> Result<(), Error> {
-        self.0.write_all(text.as_bytes()).and_then(|()| self.0.flush()).map_err(fault)
+        match self.terminal && text.contains(steers) {
+            true => self.steer(&text.replace(steers, "")),
+            false => self.steer(text),
+        }
+    }
+
+    /// Writes what steers a terminal, and hands it on at once.
+    ///
+    /// # Errors
+    /// As [`Output::piece`].
+    pub fn steer(&mut self, text: &str) -> Result<(), Error> {
+        self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush()).map_err(fault)
     }
 
     /// Lets `write` write a document, through a buffer.
@@ -27,7 +44,7 @@ impl Output {
     /// # Errors
     /// As [`Output::piece`].
     pub fn document(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
-        let mut buffered = io::BufWriter::with_capacity(1 << 16, self.0);
+        let mut buffered = io::BufWriter::with_capacity(1 << 16, self.stream);
         write(&mut buffered).and_then(|()| buffered.flush()).map_err(fault)
     }
 
@@ -38,6 +55,15 @@ impl Output {
     pub fn json(self, value: &serde_json::Value) -> Result<(), Error> {
         self.document(|out| writeln!(out, "{value}"))
     }
+}
+
+fn steers(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
+}
+
+/// Whether the user wants colours and the like (see no-color.org).
+pub fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// A line on standard error; nobody may be there to read it.

@@ -1,14 +1,48 @@
 //! `strata perplexity`: how well a model predicts a text.
 
+use std::path::PathBuf;
+
 use chat::{Specials, Tokenizer};
 use engine::window::Outputs;
 use engine::{Engine, KvType, StepError, Window};
 use serde_json::json;
 
-use crate::args::PerplexityArgs;
+use crate::args::{ComputeArgs, ModelArgs, parse};
 use crate::error::Error;
-use crate::output::{self, Output};
+use crate::output::Output;
 use crate::prepare;
+
+/// The arguments of `strata perplexity`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata perplexity -m model.gguf -f wiki.test.raw
+  strata perplexity -m model.gguf -f book.txt --ctx 2048 --chunks 20 --json
+
+The convention is that of llama.cpp's llama-perplexity, so that the figures can be compared: chunks of --ctx tokens that
+do not overlap, the first token of each replaced by the begin-of-text token where the model uses one, and only the second
+half of each chunk scored. What is left over at the end is not used."
+)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text; - reads standard input
+    #[arg(short, long, value_name = "PATH")]
+    pub file: PathBuf,
+    /// Tokens of a chunk
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 512, value_parser = parse::in_range(4..=parse::CONTEXT_MAX))]
+    pub ctx: usize,
+    /// Most chunks to score [default: all]
+    #[arg(long, value_name = "N", value_parser = parse::in_range(1..=usize::MAX))]
+    pub chunks: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Rows of one pass that want logits, which bounds the memory for them.
 const SCORED_ROWS_MAX: usize = 64;
@@ -20,7 +54,8 @@ const SCORED_ROWS_MAX: usize = 64;
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let text = prepare::file_text(&args.file)?;
     let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx))?;
-    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata)?;
+    let format = prepare::format(&args.model, &engine.model().metadata)?;
+    let tokenizer = format.tokenizer();
     // A text's "<|im_end|>" is text here.
     let tokens = tokenizer.encode_prompt(&text, Specials::AsText);
     if tokens.len() < args.ctx {
@@ -33,12 +68,8 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let chunks = (tokens.len() / args.ctx).min(args.chunks.unwrap_or(usize::MAX));
     let mut scores = Scores::default();
     for (i, chunk) in tokens.chunks_exact(args.ctx).take(chunks).enumerate() {
-        score(&mut engine, &tokenizer, chunk, &mut scores)?;
-        output::note(format_args!(
-            "chunk {} of {chunks}: perplexity {:.4} so far",
-            i + 1,
-            scores.perplexity()
-        ));
+        score(&mut engine, tokenizer, chunk, &mut scores)?;
+        tracing::info!("chunk {} of {chunks}: perplexity {:.4} so far", i + 1, scores.perplexity());
     }
     let (perplexity, error) = (scores.perplexity(), scores.standard_error());
     if args.json {

@@ -1,17 +1,17 @@
 //! What several commands begin with: the model, its tokenizer, the prompt.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chat::{Message, RenderInput, Role, Template, Tokenizer, Vocabulary};
-use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions};
+use chat::{ChatFormat, ChatModel};
+use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions, Service, ServiceLimits};
 use gguf::Metadata;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
-use crate::output;
 
 /// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
 const CHUNK_TOKENS: usize = 512;
@@ -32,7 +32,7 @@ pub fn engine(
     let engine = Engine::load(&model.model, &config)
         .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {
-        output::note(format_args!("note: {}", output::plain(&warning.to_string())));
+        tracing::warn!("{warning}");
     }
     Ok(engine)
 }
@@ -46,37 +46,59 @@ pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
     Ok(file.metadata)
 }
 
-/// The model's tokenizer.
-pub fn tokenizer(model: &ModelArgs, metadata: &Metadata) -> Result<Tokenizer, Error> {
-    Vocabulary::from_metadata(metadata)
-        .and_then(Tokenizer::new)
+/// The model's side of the text.
+pub fn format(model: &ModelArgs, metadata: &Metadata) -> Result<ChatFormat, Error> {
+    ChatFormat::from_metadata(metadata)
         .map_err(|source| Error::Tokenizer { path: model.model.clone(), source: Box::new(source) })
 }
 
-/// The prompt text that the model's chat template makes of a user's message.
-pub fn chat_prompt(
-    metadata: &Metadata,
-    tokenizer: &Tokenizer,
-    system: Option<&str>,
-    user: &str,
-) -> Result<String, Error> {
-    let template =
-        Template::from_metadata(metadata, tokenizer).map_err(|error| Error::Template(Box::new(error)))?;
-    let mut messages: Vec<Message> =
-        system.into_iter().map(|text| Message::new(Role::System, text)).collect();
-    messages.push(Message::new(Role::User, user));
-    let text_of = |id: Option<u32>| id.map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)));
-    let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
-    let input = RenderInput {
-        messages: &messages,
-        add_generation_prompt: true,
-        bos_token: bos.as_deref(),
-        eos_token: eos.as_deref(),
-        // Of the date in a prompt the zone matters little; the standard library knows none but this.
-        local_time_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64),
-        ..RenderInput::default()
-    };
-    template.render(&input).map_err(|error| Error::Template(Box::new(error)))
+/// A model that answers conversations, its engine on a thread of its own.
+pub fn chat_model(
+    model: &ModelArgs,
+    compute: &ComputeArgs,
+    context_tokens: Option<usize>,
+    limits: ServiceLimits,
+) -> Result<ChatModel, Error> {
+    let engine = engine(model, compute, KvType::F16, context_tokens)?;
+    let service = Service::start(engine, limits).map_err(|source| Error::Io {
+        action: "start",
+        what: "the engine's thread".into(),
+        source,
+    })?;
+    let chat = ChatModel::new(service)
+        .map_err(|source| Error::Tokenizer { path: model.model.clone(), source: Box::new(source) })?;
+    warn_of_long_context(&chat);
+    Ok(chat)
+}
+
+/// A model that goes on past what it was trained for may write nonsense, which is then not the program's fault.
+fn warn_of_long_context(chat: &ChatModel) {
+    let (wanted, trained) = (chat.context_tokens(), chat.service().model().spec.context_tokens);
+    if wanted > trained {
+        tracing::warn!(
+            "the context of {wanted} tokens is longer than the {trained} that the model was trained for"
+        );
+    }
+}
+
+/// The time for templates that write today's date. Of the date in a prompt the zone matters little; the standard library
+/// knows none but this.
+pub fn local_time_s() -> Option<i64> {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64)
+}
+
+/// Where the lines typed in a conversation are remembered; nowhere without a home folder.
+pub fn history_file() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = folder("STRATA_HOME")
+        .or_else(|| folder("XDG_DATA_HOME").map(|data| data.join("strata")))
+        .or_else(|| folder("HOME").map(|home| home.join(".local/share/strata")))?;
+    Some(data.join("chat_history"))
+}
+
+/// A number to seed choices with where the user gave none: nothing but a random number of the operating system's.
+pub fn fresh_seed() -> u64 {
+    RandomState::new().hash_one(0) >> 32
 }
 
 /// A text from the command line, where `-` stands for standard input.
@@ -111,12 +133,4 @@ pub fn file_text(path: &Path) -> Result<String, Error> {
         }
     }
     Ok(text)
-}
-
-/// The text that a token adds to an answer. Ids without a text, which some models have, add none.
-pub fn answer_bytes(tokenizer: &Tokenizer, token: u32) -> &[u8] {
-    if token as usize >= tokenizer.vocabulary_len() || tokenizer.is_control(token) {
-        return &[];
-    }
-    tokenizer.token_bytes(token)
 }

@@ -1,17 +1,57 @@
 //! `strata run`: answers a prompt.
 
-use std::hash::{BuildHasher, RandomState};
-use std::ops::ControlFlow;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use chat::{Decoder, Specials, Tokenizer};
-use engine::{EndReason, Ended, Engine, KvType, Request};
+use chat::{ChatEnd, ChatEvent, ChatRequest, Finish, Message, Prompt, Role};
+use engine::{Ended, ServiceLimits};
 use serde_json::json;
 
-use crate::args::RunArgs;
+use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
 use crate::prepare;
+
+/// The arguments of `strata run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  strata run -m model.gguf -p 'What is the capital of France?'
+  strata run -m model.gguf -p 'Count to ten.' --temp 0 -n 64
+  strata run -m model.gguf --raw -p 'Once upon a time'
+  git diff | strata run -m model.gguf --system 'Review this change.' -p - --json
+
+The answer goes to standard output as it is written, statistics to standard error. With the same model, --kv, prompt,
+sampling options and --seed the answer is the same, whatever the number of threads."
+)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The user's message; - reads it from standard input, without the line end that closes it
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// What the model is told before the user's message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Take the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens to write [default: until the model ends its answer or the context is full]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse::in_range(0..=usize::MAX))]
+    pub tokens_max: Option<usize>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Most tokens of prompt and answer together [default: what the model was trained for]
+    #[arg(short = 'c', long, value_name = "N", value_parser = parse::in_range(1..=parse::CONTEXT_MAX))]
+    pub ctx: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Print one JSON object instead: text, tokens, finish_reason, counts, times, speeds, peak memory
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Answers the prompt.
 ///
@@ -20,102 +60,80 @@ use crate::prepare;
 pub fn run(args: &RunArgs) -> Result<(), Error> {
     let prompt = prepare::text_argument(&args.prompt)?;
     let start = Instant::now();
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, args.ctx)?;
-    let tokenizer = prepare::tokenizer(&args.model, &engine.model().metadata)?;
+    let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
+    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone)?;
     let load_time = start.elapsed();
-    warn_of_long_context(&engine);
-
-    let text = if args.raw {
-        prompt
+    let prompt = if args.raw {
+        Prompt::Text(prompt)
     } else {
-        prepare::chat_prompt(&engine.model().metadata, &tokenizer, args.system.as_deref(), &prompt)?
+        let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
+        let messages = system.into_iter().chain([Message::new(Role::User, prompt)]).collect();
+        Prompt::Messages { messages, variables: serde_json::Map::new() }
     };
-    // Nothing but a random number of the operating system's.
-    let sampling = args.sampling.sampling(RandomState::new().hash_one(0) >> 32);
+    let sampling = args.sampling.sampling(prepare::fresh_seed());
     let seed = sampling.seed;
-    let request = Request {
-        prompt: tokenizer.encode_prompt(&text, Specials::Parse),
+    let mut answer = chat.generate(ChatRequest {
+        prompt,
         sampling,
-        tokens_max: args.tokens_max.unwrap_or(usize::MAX),
-        stop_tokens: tokenizer.end_of_generation().iter().copied().collect(),
-    };
-    let mut answer = Answer::new(&tokenizer, (!args.json).then(Output::new));
-    let ended = engine.generate(&request, |token| answer.push(token))?;
-    let answer = answer.finish()?;
-    let summary = Summary { load_time, seed, ended };
-    match args.json {
-        true => Output::new().json(&summary.json(&answer)),
-        false => {
-            summary.print();
-            Ok(())
+        tokens_max: args.tokens_max,
+        local_time_s: prepare::local_time_s(),
+        ..ChatRequest::default()
+    })?;
+    let mut written = Written { output: (!args.json).then(Output::new), ..Written::default() };
+    let end = loop {
+        match answer.next_blocking().expect("an end before the last event") {
+            ChatEvent::Reading { .. } => {}
+            ChatEvent::Thinking(piece) => written.thinking(&piece),
+            ChatEvent::Text(piece) => written.text(&piece)?,
+            ChatEvent::End(end) => break end,
         }
+    };
+    written.end()?;
+    let ChatEnd { reason, engine, .. } = end;
+    let summary = Summary { load_time, seed, finish: reason?, ended: engine };
+    if args.json {
+        return Output::new().json(&summary.json(&written, answer.tokens()));
     }
-}
-
-/// A model that goes on past what it was trained for may write nonsense, which is then not the program's fault.
-fn warn_of_long_context(engine: &Engine) {
-    let (wanted, trained) = (engine.model().layout.context_tokens, engine.model().spec.context_tokens);
-    if wanted > trained {
-        output::note(format_args!(
-            "note: the context of {wanted} tokens is longer than the {trained} that the model was trained for"
-        ));
-    }
+    summary.print();
+    Ok(())
 }
 
 /// The answer as far as it is written.
-struct Answer<'a> {
-    tokenizer: &'a Tokenizer,
-    decoder: Decoder,
+#[derive(Default)]
+struct Written {
     /// Where pieces go as they come; nowhere with `--json`.
     output: Option<Output>,
+    thinking: String,
     text: String,
-    tokens: Vec<u32>,
-    fault: Option<Error>,
 }
 
-/// A whole answer.
-struct Written {
-    text: String,
-    tokens: Vec<u32>,
-}
-
-impl Answer<'_> {
-    fn new(tokenizer: &Tokenizer, output: Option<Output>) -> Answer<'_> {
-        Answer {
-            tokenizer,
-            decoder: Decoder::new(),
-            output,
-            text: String::new(),
-            tokens: Vec::new(),
-            fault: None,
+impl Written {
+    /// Thinking is shown to who looks on, and is no part of the answer.
+    fn thinking(&mut self, piece: &str) {
+        self.thinking.push_str(piece);
+        let mut errors = std::io::stderr().lock();
+        if self.output.is_some() && errors.is_terminal() {
+            let _ = write!(errors, "\x1b[2m{piece}\x1b[0m").and_then(|()| errors.flush());
         }
     }
 
-    fn push(&mut self, token: u32) -> ControlFlow<()> {
-        self.tokens.push(token);
-        let piece = self.decoder.push(prepare::answer_bytes(self.tokenizer, token));
-        self.write(&piece);
-        if self.fault.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    fn write(&mut self, piece: &str) {
+    fn text(&mut self, piece: &str) -> Result<(), Error> {
+        let Some(output) = &mut self.output else {
+            self.text.push_str(piece);
+            return Ok(());
+        };
+        if self.text.is_empty() && !self.thinking.is_empty() && std::io::stderr().is_terminal() {
+            output::note(format_args!("\n"));
+        }
         self.text.push_str(piece);
-        if let Some(output) = self.output.as_mut().filter(|_| self.fault.is_none() && !piece.is_empty()) {
-            self.fault = output.piece(piece).err();
-        }
+        output.piece(piece)
     }
 
-    fn finish(mut self) -> Result<Written, Error> {
-        let rest = self.decoder.finish();
-        self.write(&rest);
-        if self.output.is_some() && !self.text.ends_with('\n') {
-            let end = self.text.len();
-            self.write("\n");
-            self.text.truncate(end);
-        }
-        match self.fault {
-            Some(fault) => Err(fault),
-            None => Ok(Written { text: self.text, tokens: self.tokens }),
+    /// Closes the last line.
+    fn end(&mut self) -> Result<(), Error> {
+        match &mut self.output {
+            Some(output) if !self.text.ends_with('\n') => output.piece("\n"),
+            _ => Ok(()),
         }
     }
 }
@@ -124,6 +142,7 @@ impl Answer<'_> {
 struct Summary {
     load_time: Duration,
     seed: u64,
+    finish: Finish,
     ended: Ended,
 }
 
@@ -136,18 +155,19 @@ impl Summary {
     /// Passes per second of writing. The first token comes out of reading, so the last one of an answer that was cut
     /// off costs no pass; that of a whole answer gave the token that ended it.
     fn write_rate(&self) -> Option<f64> {
-        let unpaid = usize::from(self.ended.reason != EndReason::Stop);
+        let unpaid = usize::from(!matches!(self.finish, Finish::Stop(_)));
         rate(self.ended.generated_tokens.saturating_sub(unpaid), self.ended.write_time)
     }
 
-    fn json(&self, answer: &Written) -> serde_json::Value {
+    fn json(&self, answer: &Written, tokens: &[u32]) -> serde_json::Value {
         json!({
             "text": answer.text,
-            "tokens": answer.tokens,
-            "finish_reason": match self.ended.reason {
-                EndReason::Stop => "stop",
-                EndReason::Length => "length",
-                EndReason::Cancelled => "cancelled",
+            "thinking": answer.thinking,
+            "tokens": tokens,
+            "finish_reason": match self.finish {
+                Finish::Stop(_) => "stop",
+                Finish::Length => "length",
+                Finish::Cancelled => "cancelled",
             },
             "prompt_tokens": self.ended.prompt_tokens,
             "generated_tokens": self.ended.generated_tokens,
@@ -164,10 +184,10 @@ impl Summary {
     fn print(&self) {
         let Ended { prompt_tokens, generated_tokens, read_time, write_time, .. } = self.ended;
         let per_second = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.2} tok/s"));
-        let reason = match self.ended.reason {
-            EndReason::Stop => "the model ended it",
-            EndReason::Length => "cut off at the limit",
-            EndReason::Cancelled => "cancelled",
+        let reason = match self.finish {
+            Finish::Stop(_) => "the model ended it",
+            Finish::Length => "cut off at the limit",
+            Finish::Cancelled => "cancelled",
         };
         let peak = sys::memory::peak_resident_bytes()
             .map_or("unknown".into(), |bytes| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20)));

@@ -187,3 +187,22 @@ fn help_is_there_for_every_command() {
     }
     assert!(strata(&["--version"]).stdout.starts_with("strata "));
 }
+
+/// What is told on the way: its weight first, one line each, and no more of it than was asked for.
+#[test]
+fn messages_have_a_weight() {
+    let file = model("q2-tiny-F32");
+    let long = ["run", "-m", &file, "-p", "x", "-n", "0", "--ctx", "100000", "--json"];
+    let stderr = |more: &[&str]| strata(&[&long[..], more].concat()).stderr;
+    assert!(
+        stderr(&[]).starts_with("warning: the context of 100000 tokens is longer than"),
+        "{}",
+        stderr(&[])
+    );
+    assert_eq!(stderr(&[]).lines().count(), 1);
+    assert_eq!(stderr(&["--log-level", "error"]), "");
+    let bench = ["bench", "-m", &file, "-p", "1", "-n", "1", "--repeat", "1", "--json"];
+    assert_eq!(strata(&bench).stderr, "");
+    let told = strata(&[&["--log-level", "info"], &bench[..]].concat());
+    assert!(told.stderr.contains("info: round 1 of 1 is done\n"), "{told:?}");
+}

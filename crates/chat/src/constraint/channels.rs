@@ -52,9 +52,6 @@ impl Constraint {
     }
 
     /// The answer goes on with `token`.
-    ///
-    /// # Panics
-    /// If the vocabulary lacks it.
     pub(crate) fn advance(&self, state: &mut State, token: u32, sink: Sink<'_>) -> Verdict {
         if let Some(&reason) = self.stop_tokens.get(&token) {
             return Verdict::Stop(reason);
@@ -83,8 +80,12 @@ impl Constraint {
         }
     }
 
-    /// A token's part of the text: none of a control token, unless it may be a mark.
+    /// A token's part of the text: none of a control token, unless it may be a mark, and none of an id without a text,
+    /// which some models have past their tokenizer's last one.
     fn shown_bytes(&self, state: &State, token: u32) -> &[u8] {
+        if token as usize >= self.tokenizer.vocabulary_len() {
+            return &[];
+        }
         let mark = self.thinking.as_ref().is_some_and(|thinking| match state.phase {
             Phase::Start { .. } => thinking.spec.open.tokens.contains(&token),
             Phase::Thinking { .. } => thinking.spec.close.tokens.contains(&token),
@@ -172,7 +173,7 @@ impl Constraint {
         }
         // The model cut the mark in other places than the tokenizer, which it may also do within a character.
         match close.text.get(written..) {
-            Some(rest) => self.tokenizer.encode(rest, Specials::AsText),
+            Some(rest) => self.tokenizer.encode_continuation(rest, Specials::AsText),
             None => close.tokens.clone(),
         }
     }

@@ -71,7 +71,7 @@ pub struct Marker {
 impl Marker {
     /// A mark in the tokens that a template would give it: a special token if there is one.
     pub fn new(tokenizer: &Tokenizer, text: &str) -> Marker {
-        Marker { text: text.to_owned(), tokens: tokenizer.encode(text, Specials::Parse) }
+        Marker { text: text.to_owned(), tokens: tokenizer.encode_continuation(text, Specials::Parse) }
     }
 }
 

@@ -1,9 +1,6 @@
-//! Byte-pair merges: which two tokens join into which, and the joining of a word.
+//! The merges of byte-level BPE: which two tokens join into which.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-const NONE: u32 = u32::MAX;
+use super::merger::{NONE, Rules};
 
 /// One rule: its left token is implied by where it is stored.
 #[derive(Debug, Clone, Copy)]
@@ -56,94 +53,21 @@ impl Merges {
     }
 }
 
-/// A token of a word being merged; `prev` and `next` are indices of its neighbours.
-#[derive(Debug, Clone, Copy)]
-struct Symbol {
-    id: u32,
-    prev: u32,
-    next: u32,
-    /// Rank of the merge with the next symbol; `NONE` if there is none, or if this symbol is gone.
-    rank: u32,
-}
+impl Rules for Merges {
+    type Symbol = u32;
 
-/// Room for merging, kept between words.
-#[derive(Debug, Default)]
-pub(super) struct Merger {
-    symbols: Vec<Symbol>,
-    /// (rank << 32 | index) of possible merges; stale ones are known by their rank no longer being the symbol's.
-    queue: BinaryHeap<Reverse<u64>>,
-    /// Entries ever queued: the measure of work that the tests bound.
-    pub(super) queued: u64,
-}
-
-impl Merger {
-    /// Joins neighbours, lowest rank first and leftmost among equals, until no rule applies; appends the result to `out`.
-    ///
-    /// O(n log n) for n `ids`: each merge removes a symbol and queues at most two entries.
-    pub(super) fn merge(&mut self, merges: &Merges, ids: impl Iterator<Item = u32>, out: &mut Vec<u32>) {
-        self.symbols.clear();
-        for (at, id) in ids.enumerate() {
-            let at = u32::try_from(at).expect("a word has fewer than 2^32 bytes");
-            self.symbols.push(Symbol { id, prev: at.wrapping_sub(1), next: at + 1, rank: NONE });
-        }
-        let Some(last) = self.symbols.last_mut() else { return };
-        last.next = NONE;
-
-        let mut queue = std::mem::take(&mut self.queue).into_vec();
-        queue.clear();
-        for at in 0..self.symbols.len() as u32 {
-            queue.extend(self.rank_pair(merges, at));
-        }
-        self.queued += queue.len() as u64;
-        self.queue = queue.into();
-        while let Some(Reverse(entry)) = self.queue.pop() {
-            let (rank, at) = ((entry >> 32) as u32, entry as u32);
-            if self.symbols[at as usize].rank == rank {
-                self.join(merges, at);
-            }
-        }
-
-        let mut at = 0;
-        while at != NONE {
-            let symbol = self.symbols[at as usize];
-            out.push(symbol.id);
-            at = symbol.next;
-        }
+    fn rank(&self, left: u32, right: u32) -> Option<u32> {
+        self.get(left, right).map(|rule| rule.rank)
     }
 
-    /// Joins the symbol `at` with the next one.
-    fn join(&mut self, merges: &Merges, at: u32) {
-        let symbol = self.symbols[at as usize];
-        let gone = self.symbols[symbol.next as usize];
-        let rule = merges.get(symbol.id, gone.id).expect("a ranked pair has a rule");
-        self.symbols[symbol.next as usize].rank = NONE;
-        self.symbols[at as usize].id = rule.merged;
-        self.symbols[at as usize].next = gone.next;
-        if gone.next != NONE {
-            self.symbols[gone.next as usize].prev = at;
-        }
-        for at in [at, symbol.prev] {
-            if at != NONE
-                && let Some(entry) = self.rank_pair(merges, at)
-            {
-                self.queue.push(entry);
-                self.queued += 1;
-            }
-        }
-    }
-
-    /// Sets the rank of the symbol `at` and its neighbour; an entry for the queue if they can merge.
-    fn rank_pair(&mut self, merges: &Merges, at: u32) -> Option<Reverse<u64>> {
-        let symbol = self.symbols[at as usize];
-        let rule = self.symbols.get(symbol.next as usize).and_then(|next| merges.get(symbol.id, next.id));
-        let rank = rule.map_or(NONE, |rule| rule.rank);
-        self.symbols[at as usize].rank = rank;
-        rule.map(|_| Reverse((u64::from(rank) << 32) | u64::from(at)))
+    fn join(&self, left: u32, right: u32) -> u32 {
+        self.get(left, right).expect("a ranked pair has a rule").merged
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::merger::Merger;
     use super::*;
     use proptest::prelude::*;
 
@@ -166,9 +90,9 @@ mod tests {
             ids in prop::collection::vec(0u32..6, 0..24),
         ) {
             // Pairs that merge into a token that merges again, and duplicates, are among the random rules.
-            let mut merger = Merger::default();
+            let mut merger = Merger::new();
             let mut out = Vec::new();
-            merger.merge(&Merges::new(&rules, 6), ids.iter().copied(), &mut out);
+            merger.merge(&Merges::new(&rules, 6), ids.iter().copied(), |id| out.push(id));
             prop_assert_eq!(out, merge_slowly(&rules, ids.clone()));
             prop_assert!(merger.queued <= 3 * ids.len() as u64);
         }

@@ -1,22 +1,30 @@
-//! Byte-level BPE: text to token ids and ids to bytes.
+//! Text to token ids and ids to bytes: byte-level BPE, and BPE as SentencePiece has it.
 
 mod alphabet;
+mod bpe;
 mod classes;
+mod ends;
+mod merger;
 mod merges;
 mod metadata;
 mod pre;
 mod special;
+mod spm;
+mod tokens;
 mod vocabulary;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::Error;
-use merges::{Merger, Merges};
+use bpe::Bpe;
 use pre::PreTokenizer;
-use special::SpecialTexts;
+use special::{SpecialText, SpecialTexts};
+use spm::Spm;
+use tokens::{Kind, Spelling, Tokens};
 pub use vocabulary::Vocabulary;
 
 /// Whether the texts of control tokens in a text mean these tokens.
@@ -35,167 +43,195 @@ const SPECIAL_BYTES_MAX: usize = 256;
 /// Most tokens of a vocabulary; real ones have at most some 260,000.
 const TOKENS_MAX: usize = 1 << 24;
 
-/// Texts that end a generation. Source: `special_eog_ids` in llama.cpp's `llama_vocab::impl::load`, of which these
-/// belong to byte-level BPE vocabularies; the last rows are ends of a part in fill-in-the-middle prompts.
-const END_TEXTS: [&str; 28] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-    "<|fim_pad|>",
-    "<fim-pad>",
-    "<fim_pad>",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-    "<|file_sep|>",
-];
-
-/// Kinds of tokens that encoding and decoding tell apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Its text is in the byte alphabet; comes out of merges.
-    Ordinary,
-    /// Its text is plain; stands for itself in every text.
-    UserDefined,
-    /// Its text is plain; stands for itself only in text with [`Specials::Parse`].
-    Control,
-    /// As `Control`, but it steers nothing: the unknown token.
-    Unknown,
-}
-
-/// A byte-level BPE tokenizer.
+/// A tokenizer.
 ///
-/// Gives the ids of HF `tokenizers` for the same vocabulary, without its optional normalisation: a GGUF file does not say
-/// whether its model's original tokenizer made texts NFC first, and llama.cpp never does.
+/// Of a byte-level BPE vocabulary (`gpt2`) it gives the ids of HF `tokenizers`, without its optional normalisation: a GGUF file
+/// does not say whether its model's original tokenizer made texts NFC first, and llama.cpp never does. Of a SentencePiece
+/// vocabulary (`llama`) it gives the ids of llama.cpp, which are those of SentencePiece up to the first special token.
 #[derive(Debug)]
 pub struct Tokenizer {
-    pre: PreTokenizer,
-    merges: Merges,
-    /// The token of each single byte; a byte without one is left out of the encoding, as in the references.
-    byte_ids: [Option<u32>; 256],
-    /// Text in the file to id.
-    ids: HashMap<Box<str>, u32>,
-    kinds: Vec<Kind>,
-    /// All tokens' bytes in order of id, and where each starts; one more entry for the end.
-    bytes: Vec<u8>,
-    starts: Vec<u32>,
-    /// Found with [`Specials::Parse`].
+    model: Model,
+    tokens: Tokens,
     specials: SpecialTexts,
-    /// Found with [`Specials::AsText`].
-    user_defined: SpecialTexts,
     ends: BTreeSet<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
+    add_eos: bool,
+}
+
+/// How ordinary text becomes ids.
+#[derive(Debug)]
+enum Model {
+    Bpe(Bpe),
+    Spm(Spm),
+}
+
+/// A part of a text between special tokens.
+#[derive(Debug, Clone, Copy)]
+struct Fragment<'a> {
+    text: &'a str,
+    /// Whether it stands at the start of a text or behind a special token.
+    follows_special: bool,
+    /// Whether nothing stands before it.
+    starts_text: bool,
+    /// Whether nothing stands behind it.
+    ends_text: bool,
+}
+
+/// What stands before a text that is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    Text,
 }
 
 impl Tokenizer {
     /// Builds the tokenizer of a vocabulary.
     ///
     /// # Errors
-    /// If it is not byte-level BPE, its pre-tokenizer is unknown, or its parts contradict each other.
+    /// If its kind or its pre-tokenizer is unknown, or its parts contradict each other.
     pub fn new(vocabulary: Vocabulary) -> Result<Tokenizer, Error> {
+        let (pre, spelling) = match &*vocabulary.model {
+            "gpt2" => (Some(PreTokenizer::by_name(&vocabulary.pre)?), Spelling::Bytes),
+            "llama" => (None, Spelling::Pieces),
+            _ => return Err(Error::TokenizerModel { found: vocabulary.model }),
+        };
         let len = vocabulary.tokens.len();
-        if vocabulary.model != "gpt2" {
-            return Err(Error::TokenizerModel { found: vocabulary.model });
-        }
-        let pre = PreTokenizer::by_name(&vocabulary.pre)?;
         if len == 0 || len > TOKENS_MAX {
             return Err(Error::VocabularyLength { found: len, max: TOKENS_MAX });
         }
-        if !vocabulary.types.is_empty() && vocabulary.types.len() != len {
-            return Err(Error::TypesLength { tokens: len, types: vocabulary.types.len() });
+        let found = vocabulary.types.len();
+        if found != 0 && found != len {
+            return Err(Error::ArrayLength { key: "tokenizer.ggml.token_type", found, wanted: len });
         }
+        // What llama.cpp takes for granted of SentencePiece vocabularies.
+        let usual = |id: u64| Some(id).filter(|&id| spelling == Spelling::Pieces && id < len as u64);
         let in_range = |key, id: Option<u64>| match id {
             Some(id) if id >= len as u64 => Err(Error::IdRange { key, id, len }),
             id => Ok(id.map(|id| id as u32)),
         };
-        let bos = in_range("tokenizer.ggml.bos_token_id", vocabulary.bos)?;
-        let eos = in_range("tokenizer.ggml.eos_token_id", vocabulary.eos)?;
+        let bos = in_range("tokenizer.ggml.bos_token_id", vocabulary.bos.or(usual(1)))?;
+        let eos = in_range("tokenizer.ggml.eos_token_id", vocabulary.eos.or(usual(2)))?;
         let eot = in_range("tokenizer.ggml.eot_token_id", vocabulary.eot)?;
         let eom = in_range("tokenizer.ggml.eom_token_id", vocabulary.eom)?;
+        let unknown = in_range("tokenizer.ggml.unknown_token_id", vocabulary.unknown)?;
 
-        let mut kinds = vec![Kind::Ordinary; len];
-        for (kind, number) in kinds.iter_mut().zip(&vocabulary.types) {
-            *kind = match number {
-                2 => Kind::Unknown,
-                3 => Kind::Control,
-                4 => Kind::UserDefined,
-                _ => Kind::Ordinary,
-            };
-        }
-        let ids = index(&vocabulary.tokens)?;
-        let rules = parse_merges(&vocabulary.merges, &ids)?;
-        let mut ends = end_tokens(&ids, &rules, &mut kinds);
+        let mut kinds = tokens::kinds(&vocabulary, spelling)?;
+        let unknown =
+            unknown.or_else(|| (0..).zip(&kinds).find(|&(_, &kind)| kind == Kind::Unknown).map(|(id, _)| id));
+        let ids = tokens::index(&vocabulary.tokens)?;
+        let rules = bpe::parse_merges(&vocabulary.merges, &ids)?;
+        let mut ends = ends::end_tokens(&ids, &rules, &mut kinds);
         ends.extend([eos, eot, eom].into_iter().flatten());
-
-        let texts = |wanted: &dyn Fn(Kind) -> bool| special_texts(&vocabulary.tokens, &kinds, wanted);
-        let specials = texts(&|kind| kind != Kind::Ordinary)?;
-        let user_defined = texts(&|kind| kind == Kind::UserDefined)?;
-        let (bytes, starts) = all_bytes(&vocabulary.tokens, &kinds)?;
-        let mut byte_ids = [None; 256];
-        for (byte, id) in (0..=255).zip(&mut byte_ids) {
-            *id = ids.get(alphabet::char_of(byte).encode_utf8(&mut [0; 2]) as &str).copied();
-        }
+        let specials = special_texts(&vocabulary.tokens, &kinds)?;
+        let tokens = Tokens::new(&vocabulary.tokens, ids, kinds, spelling)?;
         Ok(Tokenizer {
-            add_bos: vocabulary.add_bos.unwrap_or(pre.add_bos) && bos.is_some(),
-            merges: Merges::new(&rules, len),
-            pre,
-            byte_ids,
-            ids,
-            kinds,
-            bytes,
-            starts,
+            add_bos: vocabulary.add_bos.unwrap_or(pre.is_none_or(|pre| pre.add_bos)) && bos.is_some(),
+            add_eos: vocabulary.add_eos.unwrap_or(false) && eos.is_some(),
+            model: match pre {
+                Some(pre) => Model::Bpe(Bpe::new(pre, &rules, &tokens)),
+                None => Model::Spm(Spm::new(&vocabulary, &tokens, unknown)?),
+            },
+            tokens,
             specials,
-            user_defined,
             ends,
             bos,
             eos,
         })
     }
 
-    /// The ids of a text, nothing added. The tokens' bytes joined are the text's bytes, but for bytes without a token.
+    /// The ids of a text, without BOS. The tokens' bytes joined are the text's bytes, but for characters without a token,
+    /// and for what SentencePiece vocabularies do with spaces: most put one in front of a text and behind each special token.
     ///
     /// Time grows as n log n at worst with the length of the text, whatever is in it.
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
-        let texts = match specials {
-            Specials::Parse => &self.specials,
-            Specials::AsText => &self.user_defined,
-        };
-        let mut encoder =
-            Encoder { tokenizer: self, merger: Merger::default(), word: String::new(), ids: Vec::new() };
-        let mut rest = text;
-        while let Some((at, len, id)) = texts.find(rest) {
-            encoder.ordinary(&rest[..at]);
-            encoder.ids.push(id);
-            rest = &rest[at + len..];
-        }
-        encoder.ordinary(rest);
-        encoder.ids
+        self.encode_all(text, specials, Before::Nothing)
+    }
+
+    /// As [`Tokenizer::encode`], for text that goes on behind other text: no space is put in front of it.
+    pub fn encode_continuation(&self, text: &str, specials: Specials) -> Vec<u32> {
+        self.encode_all(text, specials, Before::Text)
     }
 
     /// The ids of a whole prompt: as [`Tokenizer::encode`], after the BOS token if the model wants one and the text does
-    /// not start with it (templates often write it themselves).
+    /// not start with it (templates often write it themselves). No EOS token is put behind it: an answer shall follow.
     pub fn encode_prompt(&self, text: &str, specials: Specials) -> Vec<u32> {
-        let mut ids = self.encode(text, specials);
+        self.with_bos(self.encode(text, specials))
+    }
+
+    /// The ids of a whole prompt that a chat template wrote, of which the bytes `outside` came from messages.
+    ///
+    /// Special tokens are found as by [`Specials::AsText`] where they touch one of these ranges, be it with a single byte,
+    /// and as by [`Specials::Parse`] elsewhere. Nothing else depends on the ranges: words and merges go across their
+    /// edges, so that the ids are those the model was trained on. Without ranges this is
+    /// [`Tokenizer::encode_prompt`] with `Parse`; the BOS token is added as there.
+    ///
+    /// # Panics
+    /// If the ranges are not sorted and disjoint, or do not lie in the text on borders of characters.
+    pub fn encode_rendered(&self, text: &str, outside: &[Range<usize>]) -> Vec<u32> {
+        let mut end = 0;
+        for range in outside {
+            assert!(end <= range.start && range.start <= range.end, "outside ranges are sorted and disjoint");
+            let borders = text.is_char_boundary(range.start) && text.is_char_boundary(range.end);
+            assert!(borders, "outside ranges lie in the text on borders of characters");
+            end = range.end;
+        }
+        let outside: Vec<Range<usize>> = outside.iter().filter(|range| !range.is_empty()).cloned().collect();
+        self.with_bos(self.encode_mixed(text, &outside, Before::Nothing))
+    }
+
+    fn encode_all(&self, text: &str, specials: Specials, before: Before) -> Vec<u32> {
+        match specials {
+            Specials::Parse => self.encode_mixed(text, &[], before),
+            Specials::AsText => self.encode_mixed(text, std::slice::from_ref(&(0..text.len())), before),
+        }
+    }
+
+    /// The ids of a text of which the bytes `outside` (sorted, disjoint, none empty) may hold no control token.
+    fn encode_mixed(&self, text: &str, outside: &[Range<usize>], before: Before) -> Vec<u32> {
+        match &self.model {
+            Model::Bpe(bpe) => {
+                let mut encoder = bpe::Encoder::new(bpe, &self.tokens);
+                self.fragments(text, outside, before, |fragment, ids| encoder.encode(fragment.text, ids))
+            }
+            Model::Spm(spm) => {
+                let mut encoder = spm::Encoder::new(spm, &self.tokens);
+                self.fragments(text, outside, before, |fragment, ids| encoder.encode(fragment, ids))
+            }
+        }
+    }
+
+    /// Finds the special tokens of a text; `encode` appends the ids of what stands between them.
+    fn fragments(
+        &self,
+        text: &str,
+        outside: &[Range<usize>],
+        before: Before,
+        mut encode: impl FnMut(Fragment<'_>, &mut Vec<u32>),
+    ) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut done = 0;
+        loop {
+            let special = self.specials.find(text, done, outside);
+            let end = special.as_ref().map_or(text.len(), |(range, _)| range.start);
+            if done < end {
+                let fragment = Fragment {
+                    text: &text[done..end],
+                    follows_special: done > 0 || before == Before::Nothing,
+                    starts_text: done == 0 && before == Before::Nothing,
+                    ends_text: special.is_none(),
+                };
+                encode(fragment, &mut ids);
+            }
+            let Some((range, id)) = special else { return ids };
+            ids.push(id);
+            done = range.end;
+        }
+    }
+
+    /// The ids of a prompt with the BOS token in front if it belongs there and is not there.
+    fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
         if let Some(bos) = self.bos.filter(|bos| self.add_bos && ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
@@ -204,10 +240,32 @@ impl Tokenizer {
 
     /// The bytes that `id` stands for; those of special tokens are their text.
     ///
+    /// They do not depend on where the token stands: a piece of SentencePiece that begins a word begins with a space
+    /// here, also at the start of a text, where [`Tokenizer::decode`] leaves it out.
+    ///
     /// # Panics
     /// If `id` is not below [`Tokenizer::vocabulary_len`].
     pub fn token_bytes(&self, id: u32) -> &[u8] {
-        &self.bytes[self.starts[id as usize] as usize..self.starts[id as usize + 1] as usize]
+        self.tokens.bytes(id)
+    }
+
+    /// The text of ids: their bytes joined, without the spaces that [`Tokenizer::encode`] put in front, at the start and
+    /// behind special tokens. (llama.cpp leaves out the first of these, and encodes as we do.)
+    ///
+    /// # Panics
+    /// If an id is not below [`Tokenizer::vocabulary_len`].
+    pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
+        let prefix = matches!(&self.model, Model::Spm(spm) if spm.space_prefix);
+        let mut text = Vec::new();
+        let mut after_special = true;
+        for &id in ids {
+            let is_special = self.tokens.kind(id).is_special();
+            let bytes = self.tokens.bytes(id);
+            let added = prefix && after_special && !is_special;
+            text.extend_from_slice(bytes.strip_prefix(b" ").filter(|_| added).unwrap_or(bytes));
+            after_special = is_special;
+        }
+        text
     }
 
     /// Whether `id` is a control token, which is not part of an answer's text.
@@ -215,7 +273,7 @@ impl Tokenizer {
     /// # Panics
     /// If `id` is not below [`Tokenizer::vocabulary_len`].
     pub fn is_control(&self, id: u32) -> bool {
-        self.kinds[id as usize] == Kind::Control
+        self.tokens.kind(id) == Kind::Control
     }
 
     /// The tokens that end an answer: those the file names, and those known by their text.
@@ -225,12 +283,13 @@ impl Tokenizer {
 
     /// Number of ids.
     pub fn vocabulary_len(&self) -> usize {
-        self.kinds.len()
+        self.tokens.len()
     }
 
-    /// The id of the token with this text in the file; texts of ordinary tokens are in the byte alphabet (`Ġthe`).
+    /// The id of the token with this text in the file; texts of ordinary tokens are spelled
+    /// as the vocabulary does it (`Ġthe`, `▁the`).
     pub fn id_of(&self, text: &str) -> Option<u32> {
-        self.ids.get(text).copied()
+        self.tokens.id_of(text)
     }
 
     /// The token that begins a text, if the file names one.
@@ -247,131 +306,24 @@ impl Tokenizer {
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
-}
 
-/// One call of [`Tokenizer::encode`].
-struct Encoder<'a> {
-    tokenizer: &'a Tokenizer,
-    merger: Merger,
-    /// A word in the byte alphabet.
-    word: String,
-    ids: Vec<u32>,
-}
-
-impl Encoder<'_> {
-    /// Encodes text without specials.
-    fn ordinary(&mut self, text: &str) {
-        let Tokenizer { pre, merges, byte_ids, ids, kinds, .. } = self.tokenizer;
-        pre.pattern.split(text, |word| {
-            if pre.ignore_merges {
-                self.word.clear();
-                self.word.extend(word.bytes().map(alphabet::char_of));
-                // Only an ordinary token: a word of the user's must not become a control token.
-                if let Some(&id) = ids.get(&*self.word)
-                    && kinds[id as usize] == Kind::Ordinary
-                {
-                    self.ids.push(id);
-                    return;
-                }
-            }
-            let bytes = word.bytes().filter_map(|byte| byte_ids[byte as usize]);
-            self.merger.merge(merges, bytes, &mut self.ids);
-        });
+    /// Whether the file asks for the EOS token behind a text, which is for models that answer with one vector.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos
     }
 }
 
-/// Text to id. Empty texts, which stand for nothing, are left out.
-fn index(tokens: &[String]) -> Result<HashMap<Box<str>, u32>, Error> {
-    let mut ids = HashMap::with_capacity(tokens.len());
-    for (text, id) in tokens.iter().zip(0..).filter(|(text, _)| !text.is_empty()) {
-        if let Some(first) = ids.insert(text.as_str().into(), id) {
-            return Err(Error::DuplicateToken { text: text.clone(), first, second: id });
-        }
-    }
-    Ok(ids)
-}
-
-/// `(left, right, merged)` of each merge.
-fn parse_merges(merges: &[String], ids: &HashMap<Box<str>, u32>) -> Result<Vec<(u32, u32, u32)>, Error> {
-    let mut rules = Vec::with_capacity(merges.len());
-    let mut joined = String::new();
-    for (rank, text) in merges.iter().enumerate() {
-        let Some((left, right)) =
-            text.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty())
-        else {
-            return Err(Error::MergeSyntax { rank, text: text.clone() });
-        };
-        joined.clear();
-        joined.extend([left, right]);
-        let id = |text: &str| {
-            ids.get(text).copied().ok_or_else(|| Error::MergeToken { rank, text: text.to_owned() })
-        };
-        rules.push((id(left)?, id(right)?, id(&joined)?));
-    }
-    Ok(rules)
-}
-
-/// The tokens of [`END_TEXTS`], which become control tokens whatever their type in the file: converters often get it
-/// wrong. One that ordinary text merges into is ordinary text, and left alone.
-fn end_tokens(ids: &HashMap<Box<str>, u32>, rules: &[(u32, u32, u32)], kinds: &mut [Kind]) -> BTreeSet<u32> {
-    let mut ends: BTreeSet<u32> = END_TEXTS.iter().filter_map(|&text| ids.get(text).copied()).collect();
-    for &(_, _, merged) in rules {
-        if kinds[merged as usize] == Kind::Ordinary {
-            ends.remove(&merged);
-        }
-    }
-    // In vocabularies with these calls, a turn of several parts has `<|end|>` between them.
-    let has = |text| ids.get(text).is_some_and(|id| ends.contains(id));
-    let parts = has("<|call|>") && has("<|return|>") || has("<|calls|>") && has("<|flush|>");
-    if let Some(end) = ids.get("<|end|>").filter(|_| parts) {
-        ends.remove(end);
-    }
-    for &id in &ends {
-        kinds[id as usize] = Kind::Control;
-    }
-    ends
-}
-
-/// The texts of the tokens of some kinds.
-fn special_texts(
-    tokens: &[String],
-    kinds: &[Kind],
-    wanted: &dyn Fn(Kind) -> bool,
-) -> Result<SpecialTexts, Error> {
+/// The texts that are looked for before anything else.
+fn special_texts(tokens: &[String], kinds: &[Kind]) -> Result<SpecialTexts, Error> {
     let mut texts = Vec::new();
     for ((text, &kind), id) in tokens.iter().zip(kinds).zip(0..) {
-        if !wanted(kind) || text.is_empty() {
+        if !kind.is_special() || text.is_empty() {
             continue;
         }
         if text.len() > SPECIAL_BYTES_MAX {
             return Err(Error::SpecialTooLong { id, bytes: text.len(), max: SPECIAL_BYTES_MAX });
         }
-        texts.push((text.as_bytes().into(), id));
+        texts.push(SpecialText { text: text.as_bytes().into(), id, everywhere: kind == Kind::UserDefined });
     }
     Ok(SpecialTexts::new(texts))
-}
-
-/// The bytes of all tokens, and where each starts.
-fn all_bytes(tokens: &[String], kinds: &[Kind]) -> Result<(Vec<u8>, Vec<u32>), Error> {
-    let mut bytes = Vec::new();
-    let mut starts = vec![0];
-    for (text, &kind) in tokens.iter().zip(kinds) {
-        if kind == Kind::Ordinary {
-            for c in text.chars() {
-                match alphabet::byte_of(c) {
-                    Some(byte) => bytes.push(byte),
-                    // Outside the alphabet: a plain text that the file does not mark as one.
-                    None => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
-                }
-            }
-        } else {
-            bytes.extend_from_slice(text.as_bytes());
-        }
-        let end = u32::try_from(bytes.len()).map_err(|_| Error::BadKey {
-            key: "tokenizer.ggml.tokens",
-            reason: "its texts together are longer than 4 GiB".to_owned(),
-        })?;
-        starts.push(end);
-    }
-    Ok((bytes, starts))
 }

@@ -1,12 +1,12 @@
 //! `POST /v1/chat/completions`: a request of this kind in canonical form.
 
+use chat::{ChatRequest, Prompt, Sampling, Thinking};
 use serde_json::Map;
 
 use super::messages::messages;
 use super::request::{self, Asked, TOKENS_MAX};
 use crate::fault::{Fault, Kind};
 use crate::fields::{Fields, list};
-use crate::model::{ChatRequest, Prompt, Sampling, Thinking};
 
 /// Reads the body. `model` may name anything, since there is one; unknown fields are ignored.
 ///
@@ -22,13 +22,14 @@ pub(crate) fn parse(body: &[u8], defaults: &Sampling) -> Result<Asked, Fault> {
         None => fields.whole("max_tokens", TOKENS_MAX)?,
         found => found,
     };
-    let (thinking, extra) = thinking(&fields)?;
+    let (thinking, variables) = thinking(&fields)?;
     let request = ChatRequest {
-        prompt: Prompt::Messages { messages, extra },
+        prompt: Prompt::Messages { messages, variables },
         sampling: request::sampling(&fields, defaults)?,
         tokens_max: tokens_max.map(|tokens| tokens as usize),
         stop_strings: request::stop_strings(&fields)?,
         thinking,
+        local_time_s: None,
     };
     Ok(Asked { request, stream, stream_usage })
 }
@@ -58,12 +59,12 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), Fault> {
 
 /// How long the model may think, by the ways that clients ask for it, and what else goes to the template.
 fn thinking(fields: &Fields<'_>) -> Result<(Thinking, Map<String, serde_json::Value>), Fault> {
-    let mut extra = Map::new();
+    let mut variables = Map::new();
     let mut off = false;
     if let Some(kwargs) = fields.object("chat_template_kwargs")? {
         off |= kwargs.raw("enable_thinking").is_some_and(|value| value.get() == "false");
         if let Some(serde_json::Value::Object(kwargs)) = fields.value("chat_template_kwargs")? {
-            extra = kwargs;
+            variables = kwargs;
         }
     }
     off |= fields.flag("enable_thinking")? == Some(false);
@@ -74,7 +75,7 @@ fn thinking(fields: &Fields<'_>) -> Result<(Thinking, Map<String, serde_json::Va
             return Err(Fault::of_field(Kind::Invalid, "reasoning_effort", message));
         }
         off |= effort == "none";
-        extra.insert("reasoning_effort".into(), effort.into());
+        variables.insert("reasoning_effort".into(), effort.into());
     }
     let budget = fields.whole("thinking_budget", TOKENS_MAX)?;
     let thinking = match (off, budget) {
@@ -82,5 +83,5 @@ fn thinking(fields: &Fields<'_>) -> Result<(Thinking, Map<String, serde_json::Va
         (false, Some(budget)) => Thinking::Budget(budget as usize),
         (false, None) => Thinking::AsTemplate,
     };
-    Ok((thinking, extra))
+    Ok((thinking, variables))
 }

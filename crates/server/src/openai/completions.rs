@@ -1,11 +1,11 @@
 //! `POST /v1/completions`: a request of this kind in canonical form.
 
+use chat::{ChatRequest, Prompt, Sampling, Thinking};
 use serde_json::value::RawValue;
 
 use super::request::{self, Asked, TOKENS_MAX};
 use crate::fault::{Fault, Kind};
 use crate::fields::{self, Fields};
-use crate::model::{ChatRequest, Prompt, Sampling, Thinking};
 
 /// Tokens of an answer whose request does not say: the API's own default.
 const TOKENS_DEFAULT: usize = 16;
@@ -33,6 +33,7 @@ pub(crate) fn parse(body: &[u8], defaults: &Sampling) -> Result<Asked, Fault> {
         tokens_max: Some(tokens_max),
         stop_strings: request::stop_strings(&fields)?,
         thinking: Thinking::AsTemplate,
+        local_time_s: None,
     };
     Ok(Asked { request, stream, stream_usage })
 }

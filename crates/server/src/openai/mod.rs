@@ -10,24 +10,65 @@ pub(crate) mod request;
 #[cfg(test)]
 mod tests;
 
+use ::chat::{ChatEnd, ChatError, ConstraintError, Error, Finish, RequestError, SamplingError, SubmitError};
+
 use crate::fault::{Fault, Kind};
-use crate::model::ChatError;
 
 /// A request that the model does not take.
 pub(crate) fn refusal(error: &ChatError) -> Fault {
     let message = error.to_string();
+    let of_field = |field: &str| Fault::of_field(Kind::Invalid, field, message.clone());
     match error {
-        ChatError::TooLong { .. } => Fault::new(Kind::ContextExceeded, message),
-        ChatError::Sampling(_) => Fault::new(Kind::Invalid, message),
-        ChatError::QueueFull => Fault::new(Kind::Busy, message),
-        ChatError::Stopped => Fault::new(Kind::Stopping, message),
-        ChatError::Failed => Fault::new(Kind::Failed, message),
+        ChatError::Prompt(error) => match **error {
+            // The file's fault, and another request helps: a completion.
+            Error::NoTemplate => Fault::new(
+                Kind::Invalid,
+                "the model has no chat template; /v1/completions takes the prompt as it is",
+            ),
+            Error::TemplateThread { .. } => Fault::new(Kind::Failed, message),
+            _ => of_field("messages"),
+        },
+        ChatError::Constraint(error) => match error {
+            ConstraintError::EmptyStop { .. }
+            | ConstraintError::TooManyStops { .. }
+            | ConstraintError::StopsTooLong { .. } => of_field("stop"),
+            ConstraintError::TokenAbsent { .. } | ConstraintError::Marker { .. } => {
+                Fault::new(Kind::Failed, message)
+            }
+        },
+        ChatError::Submit(SubmitError::QueueFull { .. }) => Fault::new(Kind::Busy, message),
+        ChatError::Submit(SubmitError::Stopped) => Fault::new(Kind::Stopping, message),
+        ChatError::Submit(SubmitError::Request(error)) => match error {
+            RequestError::PromptTooLong { .. } => Fault::new(Kind::ContextExceeded, message),
+            RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => of_field("prompt"),
+            RequestError::Sampling(error) => of_field(sampling_field(error)),
+            RequestError::Sample(_) | RequestError::Step(_) | RequestError::EngineGone => {
+                Fault::new(Kind::Failed, message)
+            }
+        },
     }
 }
 
-/// An answer that the model cannot finish.
-pub(crate) fn failure(message: &str) -> Fault {
-    Fault::new(Kind::Failed, message)
+fn sampling_field(error: &SamplingError) -> &'static str {
+    match error {
+        SamplingError::OutOfRange { field, .. }
+        | SamplingError::TooMany { field, .. }
+        | SamplingError::TokenAbsent { field, .. } => field,
+        SamplingError::BiasNotFinite { .. } => "logit_bias",
+    }
+}
+
+/// Why an answer ended.
+///
+/// # Errors
+/// The model could not finish it.
+pub(crate) fn finish(end: &ChatEnd) -> Result<Finish, Fault> {
+    match &end.reason {
+        // Only its reader gives an answer up, and this one is still reading: the engine was stopped.
+        Ok(Finish::Cancelled) => Err(Fault::stopping()),
+        Ok(finish) => Ok(*finish),
+        Err(failure) => Err(Fault::new(Kind::Failed, failure.to_string())),
+    }
 }
 
 /// An answer that stopped without an end.

@@ -142,7 +142,7 @@ fn counts(usage: Usage) -> Value {
 fn reason(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop(_) => "stop",
-        // Nobody is left to read that an answer was given up; whoever still is learns that it is not whole.
-        Finish::Length | Finish::Cancelled => "length",
+        Finish::Length => "length",
+        Finish::Cancelled => unreachable!("a fault by now"),
     }
 }

@@ -3,11 +3,11 @@
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 
+use chat::{ChatRequest, Sampling};
 use serde_json::value::RawValue;
 
 use crate::fault::{Fault, Kind};
 use crate::fields::{self, Fields};
-use crate::model::{ChatRequest, Sampling};
 
 /// Most tokens that may be asked for. More than the context holds is no fault: the answer then ends with it.
 pub(super) const TOKENS_MAX: RangeInclusive<u64> = 0..=i32::MAX as u64;
@@ -16,7 +16,7 @@ pub(super) const TOKENS_MAX: RangeInclusive<u64> = 0..=i32::MAX as u64;
 const BIASES_MAX: usize = 1 << 20;
 
 /// What a client wants, in the form that every API is brought into, and how it wants to get it.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Asked {
     /// To the model.
     pub request: ChatRequest,

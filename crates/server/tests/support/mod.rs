@@ -8,9 +8,9 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use chat::{Finish, Usage};
+use chat::{ChatEnd, ChatError, ChatEvent, ChatRequest, EndReason, Ended, Finish, RequestError, Usage};
 use serde_json::{Value, json};
-use server::{Answer, ChatError, ChatEvent, ChatRequest, Counts, Listener, Model, Server, Settings};
+use server::{Answer, Counts, Listener, Model, Server, Settings};
 
 /// Tokens of a prompt, whatever it is.
 pub const PROMPT_TOKENS: usize = 11;
@@ -41,6 +41,7 @@ struct Inner {
     refuse: VecDeque<ChatError>,
     open: usize,
     begun: usize,
+    dead: bool,
 }
 
 impl Script {
@@ -54,9 +55,19 @@ impl Script {
         self.0.inner.lock().expect("a lock").refuse.push_back(error);
     }
 
+    /// From now on it answers nobody.
+    pub fn die(&self) {
+        self.0.inner.lock().expect("a lock").dead = true;
+    }
+
     /// The last request that was taken.
     pub fn last_request(&self) -> ChatRequest {
         self.0.inner.lock().expect("a lock").requests.last().expect("a request").clone()
+    }
+
+    /// Answers that were begun so far.
+    pub fn begun(&self) -> usize {
+        self.0.inner.lock().expect("a lock").begun
     }
 
     /// Waits until this many answers are being written.
@@ -93,7 +104,8 @@ impl Model for Script {
     }
 
     fn counts(&self) -> Counts {
-        Counts { queued: 0, running: self.0.inner.lock().expect("a lock").open, parallel: 4 }
+        let inner = self.0.inner.lock().expect("a lock");
+        Counts { queued: 0, running: inner.open, parallel_max: 4, alive: !inner.dead }
     }
 }
 
@@ -144,14 +156,26 @@ pub fn reading(done: usize) -> Step {
 
 /// The end.
 pub fn end(finish: Finish, completion_tokens: usize, thinking_tokens: usize) -> Step {
-    let usage = Usage { prompt_tokens: PROMPT_TOKENS, completion_tokens, thinking_tokens };
-    Step::Event(ChatEvent::End { reason: Ok(finish), usage })
+    ended(Ok(finish), completion_tokens, thinking_tokens)
 }
 
 /// The end, when something failed.
-pub fn failure(why: &str) -> Step {
-    let usage = Usage { prompt_tokens: PROMPT_TOKENS, completion_tokens: 1, thinking_tokens: 0 };
-    Step::Event(ChatEvent::End { reason: Err(why.into()), usage })
+pub fn failure() -> Step {
+    ended(Err(RequestError::EngineGone), 1, 0)
+}
+
+fn ended(reason: Result<Finish, RequestError>, completion_tokens: usize, thinking_tokens: usize) -> Step {
+    let engine = Ended {
+        reason: EndReason::Length,
+        prompt_tokens: PROMPT_TOKENS,
+        read_tokens: PROMPT_TOKENS,
+        generated_tokens: completion_tokens,
+        queue_time: Duration::ZERO,
+        read_time: Duration::ZERO,
+        write_time: Duration::ZERO,
+    };
+    let usage = Usage { prompt_tokens: PROMPT_TOKENS, completion_tokens, thinking_tokens };
+    Step::Event(ChatEvent::End(ChatEnd { reason, usage, engine }))
 }
 
 /// A server on a free port of this machine, with its model.
@@ -211,7 +235,10 @@ impl Served {
     pub fn is_well(&self) {
         self.script.wait_open(0);
         let reply = self.post("/v1/chat/completions", &minimal());
-        assert_eq!((reply.status, reply.json()["choices"][0]["message"]["content"].as_str()), (200, Some("ok")));
+        assert_eq!(
+            (reply.status, reply.json()["choices"][0]["message"]["content"].as_str()),
+            (200, Some("ok"))
+        );
         self.script.wait_open(0);
     }
 }
@@ -313,6 +340,17 @@ impl Raw {
     /// Whether the server closes without a further byte.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0) | Err(_))
+    }
+
+    /// The status of an answer whose rest does not matter, 0 if there is none.
+    pub fn connection_status(&mut self) -> u16 {
+        let line = self.line();
+        line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+    }
+
+    /// Reads what comes until the server closes; whether it does.
+    pub fn drain(&mut self) -> bool {
+        std::io::copy(&mut self.stream, &mut std::io::sink()).is_ok()
     }
 
     /// No more is sent; the server's words can still be read.

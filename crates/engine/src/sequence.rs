@@ -1,0 +1,185 @@
+//! A request on its way through the engine: what of it has been computed, and what comes next.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::model::Model;
+use crate::policy::{RowPolicy, StopReason, Verdict};
+use crate::request::{EndReason, Ended, Request, RequestError};
+use crate::sampler::{Sampled, Sampler, ValidSampling};
+use crate::state::State;
+
+/// A request whose every number was checked for one model.
+pub(crate) struct ValidRequest {
+    prompt: Vec<u32>,
+    sampling: ValidSampling,
+    /// Most tokens to generate, within the context.
+    tokens_max: usize,
+    policy: Box<dyn RowPolicy + Send>,
+}
+
+impl ValidRequest {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// [`RequestError`], without anything computed.
+    pub fn new(request: Request, model: &Model) -> Result<ValidRequest, RequestError> {
+        let Request { prompt, sampling, tokens_max, policy } = request;
+        let (context_tokens, vocabulary) = (model.layout.context_tokens, model.spec.vocabulary);
+        let prompt_tokens = prompt.len();
+        if prompt_tokens == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if prompt_tokens >= context_tokens {
+            return Err(RequestError::PromptTooLong { prompt_tokens, context_tokens });
+        }
+        if let Some(at) = prompt.iter().position(|&token| token as usize >= vocabulary) {
+            return Err(RequestError::TokenOutOfRange { token: prompt[at], at, vocabulary });
+        }
+        let sampling = sampling.validate(vocabulary)?;
+        let tokens_max = tokens_max.min(context_tokens - prompt_tokens);
+        Ok(ValidRequest { prompt, sampling, tokens_max, policy })
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt.len()
+    }
+}
+
+/// An admitted request.
+pub(crate) struct Sequence {
+    /// Prompt and answer.
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    tokens_max: usize,
+    state: State,
+    sampler: Sampler,
+    policy: Box<dyn RowPolicy + Send>,
+    /// What the policy wants to come next.
+    forced: VecDeque<u32>,
+    /// What the policy said last and was not yet followed.
+    verdict: Verdict,
+    ended: Option<EndReason>,
+    queue_time: Duration,
+    admitted: Instant,
+    read: Option<Instant>,
+}
+
+impl Sequence {
+    /// With nothing read. `queue_time` is how long the request waited.
+    ///
+    /// # Errors
+    /// [`RequestError::Step`] if memory is short.
+    pub fn new(request: ValidRequest, model: &Model, queue_time: Duration) -> Result<Sequence, RequestError> {
+        let ValidRequest { prompt, sampling, tokens_max, mut policy } = request;
+        Ok(Sequence {
+            prompt_tokens: prompt.len(),
+            tokens: prompt,
+            tokens_max,
+            state: model.new_state()?,
+            sampler: Sampler::new(sampling),
+            verdict: policy.start(),
+            policy,
+            forced: VecDeque::new(),
+            ended: None,
+            queue_time,
+            admitted: Instant::now(),
+            read: None,
+        })
+    }
+
+    /// Tokens whose rows are not computed yet, at least one.
+    pub fn pending(&self) -> &[u32] {
+        &self.tokens[self.state.tokens()..]
+    }
+
+    /// Its state.
+    pub fn state_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+
+    /// Position of the next row.
+    pub fn next_position(&self) -> i32 {
+        self.state.next_position()
+    }
+
+    /// Tokens of the prompt whose rows are computed.
+    pub fn read_tokens(&self) -> usize {
+        self.state.tokens().min(self.prompt_tokens)
+    }
+
+    /// True while rows of the prompt are missing.
+    pub fn is_reading(&self) -> bool {
+        self.state.tokens() < self.prompt_tokens
+    }
+
+    /// Why it ended, if it has.
+    pub fn ended(&self) -> Option<&EndReason> {
+        self.ended.as_ref()
+    }
+
+    /// Ends it.
+    pub fn end(&mut self, reason: EndReason) {
+        self.ended.get_or_insert(reason);
+    }
+
+    /// Chooses the next token from the logits after the last one; nothing if the answer ends without another.
+    pub fn choose(&mut self, logits: &[f32]) -> Option<Sampled> {
+        self.read.get_or_insert_with(Instant::now);
+        if self.settle() {
+            return None;
+        }
+        let next = match self.forced.pop_front() {
+            Some(token) => self.sampler.told(logits, token),
+            None => {
+                let position = self.tokens.len() as u64;
+                match self.sampler.sample(logits, &self.tokens, position, self.policy.mask()) {
+                    Ok(next) => next,
+                    Err(error) => {
+                        self.end(EndReason::Failed(error.into()));
+                        return None;
+                    }
+                }
+            }
+        };
+        self.verdict = self.policy.advance(next.token);
+        let stopped = matches!(self.verdict, Verdict::Stop(StopReason::Token(_)));
+        if !stopped {
+            self.tokens.push(next.token);
+        }
+        self.settle();
+        (!stopped).then_some(next)
+    }
+
+    /// Follows the policy's verdict and the limit; true if the answer has ended.
+    fn settle(&mut self) -> bool {
+        match std::mem::replace(&mut self.verdict, Verdict::GoOn) {
+            Verdict::GoOn => {}
+            Verdict::Force(tokens) => self.forced = tokens.into(),
+            Verdict::Stop(reason) => self.end(EndReason::Stop(reason)),
+        }
+        if self.tokens.len() == self.prompt_tokens + self.tokens_max {
+            self.end(EndReason::Length);
+        }
+        self.ended.is_some()
+    }
+
+    /// The end record.
+    ///
+    /// # Panics
+    /// If it has not ended.
+    pub fn record(self) -> Ended {
+        let now = Instant::now();
+        let read = self.read.unwrap_or(now);
+        Ended {
+            reason: self.ended.expect("a sequence that has ended"),
+            prompt_tokens: self.prompt_tokens,
+            read_tokens: self.state.tokens().min(self.prompt_tokens),
+            generated_tokens: self.tokens.len() - self.prompt_tokens,
+            queue_time: self.queue_time,
+            read_time: read - self.admitted,
+            write_time: now - read,
+        }
+    }
+}

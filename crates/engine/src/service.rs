@@ -1,0 +1,410 @@
+//! An engine on a thread of its own: requests in, events out.
+//!
+//! The thread owns the engine and every running sequence. A request talks to its caller over a channel that belongs to
+//! the two of them; its end record is the last thing in there and a value, so nobody can read another's. Dropping the
+//! receiving side cancels, in the queue as well as while the prompt is read.
+//!
+//! Nothing here waits to send: an event channel has no bound of its own, because the number of its events is bounded by
+//! the request's tokens, and a place in the queue is taken before the request is sent.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::engine::Engine;
+use crate::model::Model;
+use crate::request::{EndReason, Ended, Request, RequestError, RequestEvent};
+use crate::sequence::{Sequence, ValidRequest};
+
+/// How many requests a [`Service`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceLimits {
+    /// Most requests that are answered at the same time, at least 1; each has a state of its own.
+    pub parallel_max: usize,
+    /// Most requests that wait for a place.
+    pub queue_max: usize,
+}
+
+/// What a service is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceCounts {
+    /// Requests that wait.
+    pub queued: usize,
+    /// Requests that are being answered.
+    pub running: usize,
+    /// False once the engine's thread has ended: nothing is answered any more.
+    pub alive: bool,
+}
+
+/// A request was not taken.
+#[derive(Debug, Error, Clone, PartialEq)]
+pub enum SubmitError {
+    /// The request makes no sense.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Too many wait.
+    #[error("{queue_max} requests are waiting already, the most there may be: try again later")]
+    QueueFull {
+        /// The limit.
+        queue_max: usize,
+    },
+    /// The engine's thread has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// The door to an engine. Dropping it cancels what runs and ends the thread.
+pub struct Service {
+    model: Arc<Model>,
+    /// Absent only while the service is dropped.
+    submissions: Option<mpsc::Sender<Submission>>,
+    shared: Arc<Shared>,
+    limits: ServiceLimits,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Counts that both sides see. Nothing but figures: no request reads its own results here.
+struct Shared {
+    queued: AtomicUsize,
+    running: AtomicUsize,
+    alive: AtomicBool,
+}
+
+struct Submission {
+    request: ValidRequest,
+    caller: Caller,
+    submitted: Instant,
+    place: Place,
+}
+
+/// The engine's side of a request's channel.
+struct Caller {
+    events: UnboundedSender<RequestEvent>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Caller {
+    /// Nobody may be there to hear it: then the next step sees that.
+    fn tell(&self, event: RequestEvent) {
+        let _ = self.events.send(event);
+    }
+
+    fn has_enough(&self) -> bool {
+        self.events.is_closed() || self.cancelled.load(Ordering::Acquire)
+    }
+}
+
+/// A place in the queue; given back when dropped.
+struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A request's own events. Dropping it cancels the request.
+///
+/// The last event is [`RequestEvent::Ended`], once, whatever happens to the engine.
+#[derive(Debug)]
+pub struct Answer {
+    events: UnboundedReceiver<RequestEvent>,
+    cancelled: Arc<AtomicBool>,
+    submitted: Instant,
+    /// What the end record would say if the engine broke down now; none once the end was handed out.
+    unended: Option<Progress>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    prompt_tokens: usize,
+    read_tokens: usize,
+    generated_tokens: usize,
+    queue_time: Option<Duration>,
+    read_time: Option<Duration>,
+}
+
+impl Answer {
+    /// Stops the answer as soon as the engine hears of it; its end comes as an event.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    /// The next event, waited for; nothing after [`RequestEvent::Ended`].
+    ///
+    /// # Panics
+    /// On a thread that runs asynchronous tasks, which it would hold up.
+    pub fn next_blocking(&mut self) -> Option<RequestEvent> {
+        self.unended?;
+        let event = self.events.blocking_recv();
+        Some(self.note(event))
+    }
+
+    /// As [`Answer::next_blocking`], for asynchronous tasks. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<RequestEvent> {
+        self.unended?;
+        let event = self.events.recv().await;
+        Some(self.note(event))
+    }
+
+    /// Follows an event; a channel that was closed without an end becomes one.
+    fn note(&mut self, event: Option<RequestEvent>) -> RequestEvent {
+        let elapsed = self.submitted.elapsed();
+        let progress = self.unended.as_mut().expect("no event after the end");
+        match &event {
+            Some(RequestEvent::Admitted) => progress.queue_time = Some(elapsed),
+            Some(RequestEvent::Read { tokens }) => progress.read_tokens = *tokens,
+            Some(RequestEvent::Token(_)) => {
+                progress.generated_tokens += 1;
+                progress.read_time.get_or_insert(elapsed - progress.queue_time.unwrap_or_default());
+            }
+            Some(RequestEvent::Ended(_)) | None => {}
+        }
+        let progress = *progress;
+        let event = event.unwrap_or_else(|| RequestEvent::Ended(progress.broken(elapsed)));
+        if matches!(event, RequestEvent::Ended(_)) {
+            self.unended = None;
+        }
+        event
+    }
+}
+
+impl Progress {
+    fn broken(self, elapsed: Duration) -> Ended {
+        let queue_time = self.queue_time.unwrap_or(elapsed);
+        let read_time = self.read_time.unwrap_or(elapsed - queue_time);
+        Ended {
+            reason: EndReason::Failed(RequestError::EngineGone),
+            prompt_tokens: self.prompt_tokens,
+            read_tokens: self.read_tokens,
+            generated_tokens: self.generated_tokens,
+            queue_time,
+            read_time,
+            write_time: elapsed - queue_time - read_time,
+        }
+    }
+}
+
+impl Service {
+    /// Hands the engine to a thread of its own.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(engine: Engine, limits: ServiceLimits) -> std::io::Result<Service> {
+        assert!(limits.parallel_max > 0, "a service that answers nobody");
+        let model = engine.model().clone();
+        let (submissions, incoming) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            queued: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            alive: AtomicBool::new(true),
+        });
+        let of_thread = shared.clone();
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || {
+            let _alive = Alive(of_thread.clone());
+            Running { engine, limits, shared: of_thread, waiting: VecDeque::new(), running: Vec::new() }
+                .run(&incoming);
+        })?;
+        Ok(Service { model, submissions: Some(submissions), shared, limits, thread: Some(thread) })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// How many requests it takes.
+    pub fn limits(&self) -> ServiceLimits {
+        self.limits
+    }
+
+    /// What it is doing just now.
+    pub fn counts(&self) -> ServiceCounts {
+        ServiceCounts {
+            queued: self.shared.queued.load(Ordering::Acquire),
+            running: self.shared.running.load(Ordering::Acquire),
+            alive: self.shared.alive.load(Ordering::Acquire),
+        }
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was computed then.
+    pub fn submit(&self, request: Request) -> Result<Answer, SubmitError> {
+        let request = ValidRequest::new(request, &self.model)?;
+        let place = self.place()?;
+        let (events, receiver) = unbounded_channel();
+        let (submitted, prompt_tokens) = (Instant::now(), request.prompt_tokens());
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let caller = Caller { events, cancelled: cancelled.clone() };
+        let submission = Submission { request, caller, submitted, place };
+        let submissions = self.submissions.as_ref().expect("present until dropped");
+        submissions.send(submission).map_err(|_| SubmitError::Stopped)?;
+        let unended = Progress {
+            prompt_tokens,
+            read_tokens: 0,
+            generated_tokens: 0,
+            queue_time: None,
+            read_time: None,
+        };
+        Ok(Answer { events: receiver, cancelled, submitted, unended: Some(unended) })
+    }
+
+    fn place(&self) -> Result<Place, SubmitError> {
+        // Those that find a free place among the running pass through the queue.
+        let queue_max = self.limits.queue_max;
+        let free = self.limits.parallel_max.saturating_sub(self.shared.running.load(Ordering::Acquire));
+        let more = |queued: usize| (queued < queue_max.saturating_add(free)).then_some(queued + 1);
+        match self.shared.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(Place(self.shared.clone())),
+            Err(_) => Err(SubmitError::QueueFull { queue_max }),
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.submissions = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Says that the thread has ended, in whatever way it does.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.running.store(0, Ordering::Release);
+        self.0.alive.store(false, Ordering::Release);
+    }
+}
+
+/// What the engine's thread owns.
+struct Running {
+    engine: Engine,
+    limits: ServiceLimits,
+    shared: Arc<Shared>,
+    waiting: VecDeque<Submission>,
+    running: Vec<Member>,
+}
+
+struct Member {
+    sequence: Sequence,
+    caller: Caller,
+}
+
+impl Running {
+    /// Until nobody can submit any more.
+    fn run(mut self, incoming: &mpsc::Receiver<Submission>) {
+        loop {
+            if self.running.is_empty() && self.waiting.is_empty() {
+                match incoming.recv() {
+                    Ok(submission) => self.waiting.push_back(submission),
+                    Err(mpsc::RecvError) => return,
+                }
+            }
+            loop {
+                match incoming.try_recv() {
+                    Ok(submission) => self.waiting.push_back(submission),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                    Err(mpsc::TryRecvError::Disconnected) => return self.cancel_all(),
+                }
+            }
+            // Who has enough leaves its place before others take theirs.
+            self.waiting.retain(|submission| !leave_queue(submission));
+            for member in &mut self.running {
+                if member.caller.has_enough() {
+                    member.sequence.end(EndReason::Cancelled);
+                }
+            }
+            self.remove_ended();
+            self.admit();
+            self.step();
+            self.remove_ended();
+        }
+    }
+
+    fn admit(&mut self) {
+        while self.running.len() < self.limits.parallel_max {
+            let Some(submission) = self.waiting.pop_front() else { return };
+            let Submission { request, caller, submitted, place } = submission;
+            let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
+            match Sequence::new(request, self.engine.model(), queue_time) {
+                Ok(sequence) => {
+                    caller.tell(RequestEvent::Admitted);
+                    self.running.push(Member { sequence, caller });
+                    self.shared.running.store(self.running.len(), Ordering::Release);
+                }
+                Err(error) => {
+                    let reason = EndReason::Failed(error);
+                    caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
+                }
+            }
+            drop(place);
+        }
+    }
+
+    fn step(&mut self) {
+        let mut sequences = Vec::with_capacity(self.running.len());
+        let mut callers = Vec::with_capacity(self.running.len());
+        for Member { sequence, caller } in &mut self.running {
+            sequences.push(sequence);
+            callers.push(&*caller);
+        }
+        self.engine.step(&mut sequences, &mut |index, event| callers[index].tell(event));
+    }
+
+    fn remove_ended(&mut self) {
+        for at in (0..self.running.len()).rev() {
+            if self.running[at].sequence.ended().is_some() {
+                let Member { sequence, caller } = self.running.remove(at);
+                // The state is freed and the place given on before the caller hears of the end.
+                self.shared.running.store(self.running.len(), Ordering::Release);
+                caller.tell(RequestEvent::Ended(sequence.record()));
+            }
+        }
+    }
+
+    fn cancel_all(mut self) {
+        self.running.iter_mut().for_each(|member| member.sequence.end(EndReason::Cancelled));
+        self.remove_ended();
+        self.waiting.iter().for_each(cancel_queued);
+    }
+}
+
+/// True if the caller has enough, who is told so.
+fn leave_queue(submission: &Submission) -> bool {
+    let leaves = submission.caller.has_enough();
+    if leaves {
+        cancel_queued(submission);
+    }
+    leaves
+}
+
+fn cancel_queued(submission: &Submission) {
+    let Submission { request, caller, submitted, .. } = submission;
+    let ended = unread(EndReason::Cancelled, request.prompt_tokens(), submitted.elapsed());
+    caller.tell(RequestEvent::Ended(ended));
+}
+
+/// The end of a request of which nothing was read.
+fn unread(reason: EndReason, prompt_tokens: usize, queue_time: Duration) -> Ended {
+    Ended {
+        reason,
+        prompt_tokens,
+        read_tokens: 0,
+        generated_tokens: 0,
+        queue_time,
+        read_time: Duration::ZERO,
+        write_time: Duration::ZERO,
+    }
+}

@@ -1,0 +1,159 @@
+//! The command line: the commands, and what several of them are told. What one alone is told stands beside its code.
+
+pub mod parse;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use engine::{Isa, KvType, Sampling};
+use tracing::Level;
+
+use crate::bench::BenchArgs;
+use crate::logits::LogitsArgs;
+use crate::perplexity::PerplexityArgs;
+use crate::repl::ChatArgs;
+use crate::run::RunArgs;
+use crate::tokenize::TokenizeArgs;
+
+/// Runs language models from GGUF files.
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Least weighty messages on standard error: error, warn, info, debug or trace
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn", value_parser = parse::log_level)]
+    pub log_level: Level,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
+5 computing failed, 6 a file or stream cannot be read or written.";
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer a prompt
+    Run(RunArgs),
+    /// Converse in the terminal
+    Chat(ChatArgs),
+    /// Print the logits after each of the given tokens
+    Logits(LogitsArgs),
+    /// Measure the speed of reading and writing against the memory's bandwidth
+    Bench(BenchArgs),
+    /// Compute the perplexity of a text
+    Perplexity(PerplexityArgs),
+    /// Print the token ids of a text
+    Tokenize(TokenizeArgs),
+}
+
+/// Which model.
+#[derive(Debug, clap::Args)]
+pub struct ModelArgs {
+    /// A GGUF file, any part of a split one, or the folder that holds them
+    #[arg(short, long, value_name = "PATH")]
+    pub model: PathBuf,
+}
+
+/// How it is computed.
+#[derive(Debug, clap::Args)]
+pub struct ComputeArgs {
+    /// Threads that compute [default: one for each core that this process may use]
+    #[arg(short, long, value_name = "N", value_parser = parse::in_range(1..=sys::pool::THREADS_MAX))]
+    pub threads: Option<usize>,
+    /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
+    #[arg(long, value_name = "TYPE", value_parser = parse::kv_type)]
+    pub kv: Option<KvType>,
+    /// Instruction set, scalar, avx2 or avx512; the results are the same bits [default: the best there is]
+    #[arg(long, value_name = "NAME", value_parser = parse::instruction_set)]
+    pub isa: Option<Isa>,
+}
+
+/// How tokens are chosen. The defaults are those of llama.cpp.
+#[derive(Debug, clap::Args)]
+pub struct SamplingArgs {
+    /// Randomness; 0 always takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = parse::temperature)]
+    pub temp: f32,
+    /// Only the K likeliest tokens; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 40, value_parser = parse::in_range(0..=usize::MAX))]
+    pub top_k: usize,
+    /// Only the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = parse::fraction)]
+    pub top_p: f32,
+    /// Only tokens at least this fraction as likely as the likeliest
+    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = parse::fraction)]
+    pub min_p: f32,
+    /// Makes the random choices repeatable [default: another one each time]
+    #[arg(long, value_name = "N", value_parser = parse::seed)]
+    pub seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// With `seed` where none was given.
+    pub fn sampling(&self, seed: u64) -> Sampling {
+        Sampling {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed.unwrap_or(seed),
+            ..Sampling::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_level_of_messages_stands_before_the_command_or_after() {
+        let level = |text: &str| Args::try_parse_from(text.split(' ')).expect(text).log_level;
+        assert_eq!(level("strata run -m m -p t"), Level::WARN);
+        assert_eq!(level("strata --log-level trace run -m m -p t"), Level::TRACE);
+        assert_eq!(level("strata run -m m --log-level error -p t"), Level::ERROR);
+    }
+
+    #[test]
+    fn numbers_outside_their_range_are_refused() {
+        let refusal =
+            |text: &str| Args::try_parse_from(text.split(' ')).map_err(|error| error.to_string()).err();
+        let refused = |text: &str| refusal(text).is_some();
+        assert!(!refused("strata run -m m -p t --temp 0 --top-p 1 --threads 1"));
+        for wrong in
+            ["--temp nan", "--temp=-1", "--top-p 1.5", "--min-p=-0.1", "--threads 0", "--ctx 0", "--kv q8"]
+        {
+            assert!(refused(&format!("strata run -m m -p t {wrong}")), "{wrong}");
+        }
+        // A negative number was taken for a flag that is not known, and what does not fit into 64 bits was an invalid
+        // digit: the range was never said.
+        for wrong in [
+            "-n -1",
+            "-n 1e3",
+            "--temp -1",
+            "--temp 1e40",
+            // Refused only by the engine, after the model was loaded.
+            "--temp 101",
+            "--top-k -1",
+            "--top-p -1",
+            "--seed -1",
+            "--seed 18446744073709551616",
+            "--threads -1",
+            "--ctx -1",
+        ] {
+            let sentence = refusal(&format!("strata run -m m -p t {wrong}")).expect(wrong);
+            assert!(sentence.contains("number from ") && sentence.contains(" to "), "{wrong}: {sentence}");
+        }
+        assert!(refusal("strata --log-level loud run -m m -p t").is_some());
+        let sentence = refusal("strata logits -m m --tokens -1,2").expect("-1");
+        assert!(sentence.contains("from 0 to 4294967295"), "{sentence}");
+    }
+}

@@ -1,0 +1,80 @@
+//! What the values of options may be: each parser says what it wants.
+
+use std::ops::RangeInclusive;
+
+use chat::Thinking;
+use engine::{Isa, KvType, TEMPERATURE_MAX};
+use tracing::Level;
+
+/// Positions are 32-bit numbers.
+pub const CONTEXT_MAX: usize = i32::MAX as usize;
+
+/// Tokens that nobody waits for.
+pub const BENCH_MAX: usize = 1 << 24;
+
+/// A value, or what was wanted.
+pub type Parsed<T> = Result<T, String>;
+
+/// A whole number within limits that the user is told.
+pub fn in_range(range: RangeInclusive<usize>) -> impl Fn(&str) -> Parsed<usize> + Clone + Send + Sync {
+    move |text| {
+        let wanted = || format!("a whole number from {} to {} is needed", range.start(), range.end());
+        text.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
+    }
+}
+
+/// A token id.
+pub fn token(text: &str) -> Parsed<u32> {
+    text.trim().parse().map_err(|_| format!("a token id is a whole number from 0 to {}", u32::MAX))
+}
+
+/// Any 64-bit number.
+pub fn seed(text: &str) -> Parsed<u64> {
+    text.parse().map_err(|_| format!("a whole number from 0 to {} is needed", u64::MAX))
+}
+
+/// An element type of the cache.
+pub fn kv_type(name: &str) -> Parsed<KvType> {
+    KvType::from_name(name).ok_or_else(|| "f16 or f32 is needed".into())
+}
+
+/// An instruction set by name.
+pub fn thinking(text: &str) -> Parsed<Thinking> {
+    match text {
+        "auto" => Ok(Thinking::AsTemplate),
+        "off" => Ok(Thinking::Off),
+        number => number
+            .parse()
+            .map(Thinking::Budget)
+            .map_err(|_| format!("auto, off or a whole number from 0 to {} is needed", usize::MAX)),
+    }
+}
+
+pub fn instruction_set(name: &str) -> Parsed<Isa> {
+    Isa::from_name(name).ok_or_else(|| "scalar, avx2 or avx512 is needed".into())
+}
+
+/// A temperature that the sampler takes.
+pub fn temperature(text: &str) -> Parsed<f32> {
+    let number = text.parse().ok().filter(|t: &f32| (0.0..=TEMPERATURE_MAX).contains(t));
+    number.ok_or_else(|| format!("a number from 0 to {TEMPERATURE_MAX} is needed"))
+}
+
+/// A probability.
+pub fn fraction(text: &str) -> Parsed<f32> {
+    let number = text.parse().ok().filter(|p: &f32| (0.0..=1.0).contains(p));
+    number.ok_or_else(|| "a number from 0 to 1 is needed".into())
+}
+
+/// The weight of a message.
+pub fn log_level(name: &str) -> Parsed<Level> {
+    const LEVELS: [(&str, Level); 5] = [
+        ("error", Level::ERROR),
+        ("warn", Level::WARN),
+        ("info", Level::INFO),
+        ("debug", Level::DEBUG),
+        ("trace", Level::TRACE),
+    ];
+    let found = LEVELS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, level)| *level).ok_or_else(|| "error, warn, info, debug or trace is needed".into())
+}
