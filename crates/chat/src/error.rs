@@ -136,6 +136,12 @@ pub enum Error {
         /// The template's own words.
         reason: String,
     },
+    /// There is nothing to render.
+    #[error("there are no messages: a chat needs at least one")]
+    NoMessages,
+    /// The texts of the messages use up the characters that a rendering needs for itself.
+    #[error("the messages contain every private-use character (U+E000 to U+F8FF): leave one of them out")]
+    TemplateMarks,
     /// The chat template did more work than its budget allows.
     #[error("the chat template needs more than its budget of {fuel} steps")]
     TemplateBudget {

@@ -17,9 +17,9 @@ pub use decoder::Decoder;
 pub use engine::{EndReason, Ended, RequestError, Sampling, SamplingError, StopReason, SubmitError};
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
-pub use message::{Message, Role};
+pub use message::{Message, Role, ToolCall};
 pub use model::{
     ChatAnswer, ChatEnd, ChatError, ChatEvent, ChatFormat, ChatModel, ChatRequest, Prompt, Thinking,
 };
-pub use template::{Limits, RenderInput, Template};
+pub use template::{Limits, RenderInput, Rendered, Template};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 use crate::generate::{Event, Finish, Generation, Usage};
-use crate::{Error, Message, RenderInput, Role, Specials, Template, Tokenizer, Vocabulary};
+use crate::{Error, Message, RenderInput, Rendered, Role, Specials, Template, Tokenizer, Vocabulary};
 
 /// What is asked of a model, in no API's words.
 #[derive(Debug, Clone, Default)]
@@ -183,7 +183,7 @@ impl ChatFormat {
             local_time_s: request.local_time_s,
             extra: variables.clone(),
         };
-        let text = template.render(&input)?;
+        let Rendered { text, outside } = template.render_prompt(&input)?;
         let thinking = self.marks.clone().map(|(open, close)| ThinkingSpec {
             opened_by_prompt: text.trim_end().ends_with(&open.text),
             open,
@@ -194,7 +194,7 @@ impl ChatFormat {
                 Thinking::Budget(tokens) => Some(tokens),
             },
         });
-        Ok(ReadPrompt { tokens: self.tokenizer.encode_prompt(&text, Specials::Parse), thinking })
+        Ok(ReadPrompt { tokens: self.tokenizer.encode_rendered(&text, &outside), thinking })
     }
 }
 

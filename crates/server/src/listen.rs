@@ -186,12 +186,7 @@ async fn all(connections: &mut JoinSet<()>) {
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    limits: Limits,
-    mut phase: watch::Receiver<Phase>,
-) {
+async fn connection(stream: TcpStream, router: Router, limits: Limits, mut phase: watch::Receiver<Phase>) {
     // A token is a small packet that should not wait for the next one.
     let _ = stream.set_nodelay(true);
     let socket = Socket::new(stream);
@@ -203,8 +198,12 @@ async fn connection(
         .serve_connection(TokioIo::new(socket.clone()), TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
     let left = async {
-        while !socket.has_left() {
+        loop {
+            // Not at once: who sends a whole request and then closes its side may still get a quick answer.
             sleep(limits.silence_time).await;
+            if socket.has_left() {
+                return;
+            }
         }
     };
     let served = async {

@@ -117,6 +117,9 @@ pub enum Error {
     /// Threads or memory for a measurement cannot be had.
     #[error("cannot measure the memory's bandwidth: {0}")]
     Measure(String),
+    /// Nobody can connect.
+    #[error(transparent)]
+    Listen(#[from] server::ListenError),
     /// A file or a stream failed.
     #[error("cannot {action} {what}: {source}")]
     Io {
@@ -130,7 +133,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams.
+    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 9
+    /// the network.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
@@ -150,6 +154,7 @@ impl Error {
             Error::Sampling(_) | Error::Constraint(_) => 2,
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
+            Error::Listen(_) => 9,
         }
     }
 }

@@ -3,23 +3,28 @@
 //! Run as Hugging Face's `apply_chat_template` runs it, whose behaviour template authors write for. The program comes from
 //! an untrusted file: its work, its memory, its output and the time that one waits for it are bounded.
 
+mod outside;
 mod python;
+mod source;
 mod thread;
+mod variables;
 
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::error::Error as _;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Map;
 
 use crate::{Error, Message, Tokenizer};
+use outside::{ControlTexts, Marker, Marks};
+use source::Words;
+use variables::{Arguments, Variables};
 
 /// Longest template, in bytes; real ones have up to some 30,000. The stack of [`thread`] is measured for it.
 const SOURCE_BYTES_MAX: usize = 1 << 17;
@@ -71,43 +76,61 @@ pub struct RenderInput<'a> {
     pub enable_thinking: Option<bool>,
     /// Local time in seconds since 1970-01-01 00:00 local time, for templates that write today's date.
     pub local_time_s: Option<i64>,
-    /// Further variables, `tools` among them; they win over the ones above.
+    /// Further variables, `tools` among them; they win over the ones above. Their strings come from outside.
     pub extra: Map<String, serde_json::Value>,
 }
 
+/// A prompt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Byte ranges of the text, in order and apart, that read like control tokens and are not, as some of it came from
+    /// outside: out of the messages, or out of [`RenderInput::extra`]. The text of a control token that overlaps one of
+    /// them, or lies in it, is text.
+    pub outside: Vec<Range<usize>>,
+}
+
 /// A chat template, parsed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Template {
-    environment: Arc<Environment<'static>>,
+    program: Arc<Program>,
+}
+
+/// What a thread that renders needs.
+#[derive(Debug)]
+struct Program {
+    environment: Environment<'static>,
+    controls: ControlTexts,
     limits: Limits,
 }
 
 impl Template {
-    /// Parses a template, with the default limits.
+    /// Parses a template, with the default limits, for a vocabulary with these texts of control tokens.
     ///
     /// # Errors
     /// If it is too long or does not parse.
-    pub fn new(source: &str) -> Result<Template, Error> {
-        Template::with_limits(source, Limits::default())
+    pub fn new(source: &str, control_texts: &[String]) -> Result<Template, Error> {
+        Template::with_limits(source, control_texts, Limits::default())
     }
 
     /// Parses a template.
     ///
     /// # Errors
     /// If it is too long, does not parse, or takes too much time to parse.
-    pub fn with_limits(source: &str, limits: Limits) -> Result<Template, Error> {
+    pub fn with_limits(source: &str, control_texts: &[String], limits: Limits) -> Result<Template, Error> {
         if source.len() > SOURCE_BYTES_MAX {
             return Err(Error::TemplateLength { bytes: source.len(), max: SOURCE_BYTES_MAX });
         }
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the delimiters are the default ones"));
+        environment.set_syntax(source::syntax());
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", python::raise_exception);
-        let source = without_generation_tags(source).into_owned();
+        let controls = ControlTexts::new(control_texts, Words::new(source));
+        let source = source::without_generation_tags(source).into_owned();
         let environment =
             thread::run(limits.time_max, move || match environment.add_template_owned(NAME, source) {
                 Ok(()) => Ok(environment),
@@ -116,7 +139,7 @@ impl Template {
                     Err(Error::TemplateSyntax { line, reason })
                 }
             })??;
-        Ok(Template { environment: Arc::new(environment), limits })
+        Ok(Template { program: Arc::new(Program { environment, controls, limits }) })
     }
 
     /// The template of a model file, or ChatML if the file has none and the vocabulary has `<|im_start|>`.
@@ -124,9 +147,13 @@ impl Template {
     /// # Errors
     /// If there is neither, or the file's does not parse.
     pub fn from_metadata(metadata: &gguf::Metadata, tokenizer: &Tokenizer) -> Result<Template, Error> {
+        let controls: Vec<String> = (0..tokenizer.vocabulary_len() as u32)
+            .filter(|&id| tokenizer.is_control(id))
+            .map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
+            .collect();
         match metadata.string("tokenizer.chat_template")? {
-            Some(source) => Template::new(source),
-            None if tokenizer.id_of("<|im_start|>").is_some() => Template::new(CHATML),
+            Some(source) => Template::new(source, &controls),
+            None if tokenizer.id_of("<|im_start|>").is_some() => Template::new(CHATML, &controls),
             None => Err(Error::NoTemplate),
         }
     }
@@ -135,21 +162,57 @@ impl Template {
     ///
     /// # Errors
     /// If the template refuses the messages, fails, or exceeds its limits.
-    pub fn render(&self, input: &RenderInput) -> Result<String, Error> {
-        let (environment, limits, context) = (self.environment.clone(), self.limits, context(input));
-        thread::run(limits.time_max, move || render(&environment, limits, context))?
+    pub fn render_prompt(&self, input: &RenderInput) -> Result<Rendered, Error> {
+        if input.messages.is_empty() {
+            return Err(Error::NoMessages);
+        }
+        let (program, variables) = (self.program.clone(), Variables::new(input));
+        thread::run(self.program.limits.time_max, move || program.prompt(&variables))?
     }
 }
 
-fn render(environment: &Environment, limits: Limits, context: Value) -> Result<String, Error> {
-    let template = environment.get_template(NAME).expect("added when parsed");
-    let mut output = Bounded { bytes: Vec::new(), bytes_max: limits.output_bytes_max, exceeded: false };
-    let result = template.render_captured_to(context, &mut output).map(drop);
-    if output.exceeded {
-        return Err(Error::TemplateOutput { max: limits.output_bytes_max });
+impl Program {
+    fn prompt(&self, variables: &Variables) -> Result<Rendered, Error> {
+        let (arguments, text) = self.plain(variables)?;
+        if self.controls.is_empty() {
+            return Ok(Rendered { text, outside: Vec::new() });
+        }
+        let marks = Marks::new(&self.controls, variables.texts()).ok_or(Error::TemplateMarks)?;
+        let mut last = Err(Error::TemplateMarks);
+        for (extent, form) in marks.ways() {
+            let marker = Marker { controls: &self.controls, marks: &marks, extent, form };
+            last = self.run(variables.value(arguments, Some(&marker))).map(|text| marks.removed(&text));
+            if last.as_ref().is_ok_and(|(same, _)| *same == text) {
+                break;
+            }
+        }
+        let (text, marks) = last?;
+        let outside = outside::outside(&self.controls, &text, &marks);
+        Ok(Rendered { text, outside })
     }
-    result.map_err(|error| run_error(&error, limits))?;
-    Ok(String::from_utf8(output.bytes).expect("the engine writes text"))
+
+    /// The prompt without marks, and the form of arguments that the template can write: the first one it does not fail at.
+    fn plain(&self, variables: &Variables) -> Result<(Arguments, String), Error> {
+        let first = match self.run(variables.value(Arguments::Parsed, None)) {
+            Err(error @ Error::TemplateRun { .. }) => error,
+            result => return result.map(|text| (Arguments::Parsed, text)),
+        };
+        let others = [Arguments::Text, Arguments::Object].into_iter().filter(|_| variables.has_calls());
+        let run = |arguments| Some((arguments, self.run(variables.value(arguments, None)).ok()?));
+        others.into_iter().find_map(run).ok_or(first)
+    }
+
+    fn run(&self, variables: Value) -> Result<String, Error> {
+        let template = self.environment.get_template(NAME).expect("added when parsed");
+        let limits = self.limits;
+        let mut output = Bounded { bytes: Vec::new(), bytes_max: limits.output_bytes_max, exceeded: false };
+        let result = template.render_captured_to(variables, &mut output).map(drop);
+        if output.exceeded {
+            return Err(Error::TemplateOutput { max: limits.output_bytes_max });
+        }
+        result.map_err(|error| run_error(&error, limits))?;
+        Ok(String::from_utf8(output.bytes).expect("the engine writes text"))
+    }
 }
 
 fn run_error(error: &minijinja::Error, limits: Limits) -> Error {
@@ -167,58 +230,6 @@ fn run_error(error: &minijinja::Error, limits: Limits) -> Error {
     Error::TemplateRun { line, reason }
 }
 
-/// The variables of a template: those of `apply_chat_template`, where `tools` and `documents` exist even if none are given.
-fn context(input: &RenderInput) -> Value {
-    let mut variables: Vec<(String, Value)> = Vec::new();
-    let mut set = |name: &str, value: Value| variables.push((name.to_owned(), value));
-    set("messages", input.messages.iter().map(message).collect());
-    set("add_generation_prompt", input.add_generation_prompt.into());
-    set("tools", ().into());
-    set("documents", ().into());
-    if let Some(text) = input.bos_token {
-        set("bos_token", text.into());
-    }
-    if let Some(text) = input.eos_token {
-        set("eos_token", text.into());
-    }
-    if let Some(yes) = input.enable_thinking {
-        set("enable_thinking", yes.into());
-    }
-    if let Some(time_s) = input.local_time_s {
-        set("strftime_now", Value::from_function(move |format: String| python::strftime(time_s, &format)));
-    }
-    for (name, value) in &input.extra {
-        set(name, value_of(value));
-    }
-    Value::from_pairs(variables)
-}
-
-fn message(message: &Message) -> Value {
-    let mut fields =
-        vec![("role", Value::from(message.role.as_str())), ("content", Value::from(&*message.content))];
-    if let Some(reasoning) = &message.reasoning {
-        fields.push(("reasoning_content", Value::from(&**reasoning)));
-    }
-    Value::from_pairs(fields)
-}
-
-fn value_of(json: &serde_json::Value) -> Value {
-    match json {
-        serde_json::Value::Null => Value::from(()),
-        serde_json::Value::Bool(yes) => Value::from(*yes),
-        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(number), _) => Value::from(number),
-            (None, Some(number)) => Value::from(number),
-            (None, None) => Value::from(number.as_f64()),
-        },
-        serde_json::Value::String(text) => Value::from(&**text),
-        serde_json::Value::Array(items) => items.iter().map(value_of).collect(),
-        serde_json::Value::Object(fields) => {
-            Value::from_pairs(fields.iter().map(|(name, value)| (name.clone(), value_of(value))))
-        }
-    }
-}
-
 /// Line and words of the error at the bottom, which says most.
 fn describe(error: &minijinja::Error) -> (usize, String) {
     let mut deepest = error;
@@ -228,29 +239,6 @@ fn describe(error: &minijinja::Error) -> (usize, String) {
     let kind = deepest.kind().to_string();
     let reason = deepest.detail().map_or(kind.clone(), |detail| format!("{kind}: {detail}"));
     (deepest.line().or(error.line()).unwrap_or(0), reason)
-}
-
-/// Takes `{% generation %}` and its end out of effect: marks of what to train on, which the engine does not know.
-fn without_generation_tags(source: &str) -> Cow<'_, str> {
-    if !source.contains("generation %}") && !source.contains("generation -%}") {
-        return source.into();
-    }
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        out.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |at| at + 2);
-        let name = tag[2..end].trim_end_matches("%}").trim_matches(['-', '+']).trim();
-        match name {
-            "generation" => out.push_str(&tag[..end].replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag[..end].replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(&tag[..end]),
-        }
-        rest = &tag[end..];
-    }
-    out.push_str(rest);
-    out.into()
 }
 
 /// Collects output up to a limit.

@@ -52,7 +52,14 @@ fn conversation(turns: &[(Role, &str)]) -> Vec<Message> {
 }
 
 fn render(source: &str, input: &RenderInput) -> Result<String, Error> {
-    Template::new(source)?.render(input)
+    text(&Template::new(source, &[])?, input)
+}
+
+/// The prompt without control tokens; a conversation without messages gets an empty one.
+fn text(template: &Template, input: &RenderInput) -> Result<String, Error> {
+    let empty = [Message::new(Role::User, "")];
+    let messages = if input.messages.is_empty() { &empty } else { input.messages };
+    Ok(template.render_prompt(&RenderInput { messages, ..input.clone() })?.text)
 }
 
 /// A template that needs nothing of the input.
@@ -127,7 +134,7 @@ fn the_conventions_of_apply_chat_template() {
         "{{ 'a b'.split()[1].upper() }}{{ {'k': 1}.items()|list|length }}{{ 'x'.startswith('x') }}",
         "B1True",
     );
-    check("{{ messages[::-1] }}{{ 'abc'[::-1] }}{{ 'abc'[-1] }}", "[]cbac");
+    check("{{ [1, 2][::-1] }}{{ 'abc'[::-1] }}{{ 'abc'[-1] }}", "[2, 1]cbac");
     check("a{% generation %}b{% endgeneration %}c{%- generation -%} d {%- endgeneration -%} e", "abcde");
     check("{{ '{% generation' }}", "{% generation");
     let input = RenderInput { local_time_s: Some(86_400), ..RenderInput::default() };
@@ -159,7 +166,7 @@ fn faults_say_template_and_the_line() {
         let text = error.to_string();
         assert!(text.contains("template") && text.contains(&format!("line {line}")), "{text}");
     }
-    let error = Template::new(&"x".repeat(10 << 20)).unwrap_err();
+    let error = Template::new(&"x".repeat(10 << 20), &[]).unwrap_err();
     assert!(matches!(error, Error::TemplateLength { .. }), "{error}");
     assert!(
         render("{% include 'x' %}", &RenderInput::default()).unwrap_err().to_string().contains("template")
@@ -213,7 +220,7 @@ fn deep_templates_and_values_do_not_exhaust_the_stack() {
     let limits = Limits { time_max: Duration::from_millis(500), ..Limits::default() };
     for source in sources {
         // Whether it is an error does not matter; that it comes back does.
-        let _ = Template::with_limits(&source, limits).and_then(|t| t.render(&RenderInput::default()));
+        let _ = Template::with_limits(&source, &[], limits).and_then(|t| text(&t, &RenderInput::default()));
     }
 }
 
@@ -224,7 +231,8 @@ fn a_step_without_end_is_not_waited_for() {
     let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
                   {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
     let limits = Limits { time_max: Duration::from_millis(50), ..Limits::default() };
-    let error = Template::with_limits(source, limits).unwrap().render(&RenderInput::default()).unwrap_err();
+    let error =
+        text(&Template::with_limits(source, &[], limits).unwrap(), &RenderInput::default()).unwrap_err();
     assert_eq!(error.to_string(), "the chat template takes more than 0.05 seconds");
 }
 
@@ -246,7 +254,7 @@ fn memory_is_paid_for_before_it_is_taken() {
 #[test]
 fn output_is_bounded() {
     let limits = Limits { output_bytes_max: 10, ..Limits::default() };
-    let render = |source| Template::with_limits(source, limits).unwrap().render(&RenderInput::default());
+    let render = |source| text(&Template::with_limits(source, &[], limits).unwrap(), &RenderInput::default());
     assert_eq!(render("0123456789").unwrap(), "0123456789");
     assert!(matches!(render("0123456789x"), Err(Error::TemplateOutput { max: 10 })));
 }
@@ -278,7 +286,7 @@ fn a_file_without_template_gets_chatml_if_its_vocabulary_has_the_marks() {
     let messages = conversation(&[(Role::System, "S"), (Role::User, "U")]);
     let input = RenderInput { messages: &messages, add_generation_prompt: true, ..RenderInput::default() };
     assert_eq!(
-        template.render(&input).unwrap(),
+        template.render_prompt(&input).unwrap().text,
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
     );
     let error = Template::from_metadata(&nothing, &tokenizer("x")).unwrap_err();
@@ -287,5 +295,5 @@ fn a_file_without_template_gets_chatml_if_its_vocabulary_has_the_marks() {
         ("tokenizer.chat_template".to_owned(), gguf::Value::String(b"{{ messages | length }}".to_vec()));
     let template =
         Template::from_metadata(&gguf::Metadata::new(vec![own]).unwrap(), &tokenizer("x")).unwrap();
-    assert_eq!(template.render(&input).unwrap(), "2");
+    assert_eq!(template.render_prompt(&input).unwrap().text, "2");
 }

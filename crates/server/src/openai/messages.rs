@@ -1,6 +1,6 @@
 //! The messages of a conversation.
 
-use chat::{Message, Role};
+use chat::{Message, Role, ToolCall};
 use serde_json::value::RawValue;
 
 use crate::fault::{Fault, Kind};
@@ -30,7 +30,37 @@ fn message(value: &RawValue, place: &str) -> Result<Message, Fault> {
             break;
         }
     }
+    message.name = fields.text("name")?;
+    message.tool_call_id = fields.text("tool_call_id")?;
+    message.tool_calls = tool_calls(&fields)?;
     Ok(message)
+}
+
+/// Calls that the assistant made. What a model was cut off in the middle of is no less a part of the conversation, so
+/// arguments can be anything.
+fn tool_calls(fields: &Fields<'_>) -> Result<Vec<ToolCall>, Fault> {
+    let mut calls = Vec::new();
+    for (i, call) in fields.list("tool_calls")?.unwrap_or_default().into_iter().enumerate() {
+        let fields = Fields::of(call, &format!("{}[{i}]", fields.place("tool_calls")))?;
+        let Some(function) = fields.object("function")? else {
+            let place = fields.place("function");
+            return Err(Fault::of_field(Kind::Invalid, &place, format!("`{place}` must be an object")));
+        };
+        calls.push(call_of(fields.text("id")?, &function)?);
+    }
+    // The older form, of one call.
+    if let Some(function) = fields.object("function_call")? {
+        calls.push(call_of(None, &function)?);
+    }
+    Ok(calls)
+}
+
+fn call_of(id: Option<String>, function: &Fields<'_>) -> Result<ToolCall, Fault> {
+    Ok(ToolCall {
+        id,
+        name: function.text("name")?.unwrap_or_default(),
+        arguments: function.value("arguments")?.unwrap_or_else(|| "".into()),
+    })
 }
 
 fn role(fields: &Fields<'_>) -> Result<Role, Fault> {

@@ -1,6 +1,6 @@
 //! Requests of the OpenAI API in canonical form, and what is refused.
 
-use chat::{ChatRequest, Message, Prompt, Role, Sampling, Thinking};
+use chat::{ChatRequest, Message, Prompt, Role, Sampling, Thinking, ToolCall};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -290,6 +290,49 @@ fn content_comes_in_several_forms() {
     ];
     assert_eq!(shown, wanted);
     assert_eq!(found[3].reasoning.as_deref(), Some("R"));
+}
+
+/// One answer that was cut off within a call made every later request of its conversation fail.
+#[test]
+fn calls_of_tools_in_the_history_are_taken_as_they_are() {
+    let calls = |arguments: &str| {
+        let body = format!(
+            "{{\"messages\":[{{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{{\"id\":\"c\",\"type\":\"function\",\
+             \"function\":{{\"name\":\"f\",\"arguments\":{arguments}}}}}]}},\
+             {{\"role\":\"tool\",\"tool_call_id\":\"c\",\"name\":\"f\",\"content\":\"1\"}}]}}"
+        );
+        let asked = chat_completions::parse(body.as_bytes(), &defaults())?;
+        let Prompt::Messages { messages, .. } = asked.request.prompt else { panic!("a conversation") };
+        assert_eq!(
+            (messages[1].tool_call_id.as_deref(), messages[1].name.as_deref()),
+            (Some("c"), Some("f"))
+        );
+        Ok(messages[0].tool_calls.clone())
+    };
+    for (arguments, wanted) in [
+        ("\"{\\\"a\\\":1}\"", json!("{\"a\":1}")),
+        ("\"{\"", json!("{")),
+        ("\"\"", json!("")),
+        ("null", json!("")),
+        ("3", json!(3)),
+        ("[1]", json!([1])),
+        ("{\"a\":1,\"a\":2}", json!({"a": 2})),
+    ] {
+        let call = ToolCall { id: Some("c".into()), name: "f".into(), arguments: wanted };
+        assert_eq!(calls(arguments), Ok(vec![call]), "{arguments}");
+    }
+    let fault: Fault = calls("{\"a\":1e999}").expect_err("no number");
+    assert_eq!(fault.field.as_deref(), Some("messages[0].tool_calls[0].function.arguments"));
+    let older = json!([{"role": "assistant", "function_call": {"name": null}}]);
+    assert_eq!(messages(older).expect("taken")[0].tool_calls.len(), 1);
+    for (call, field) in [
+        (json!([1]), "messages[0].tool_calls[0]"),
+        (json!([{"id": "c"}]), "messages[0].tool_calls[0].function"),
+        (json!([{"function": {"name": 1}}]), "messages[0].tool_calls[0].function.name"),
+    ] {
+        let list = json!([{"role": "assistant", "tool_calls": call}]);
+        assert_eq!(messages(list).expect_err("refused").field.as_deref(), Some(field));
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::logits::LogitsArgs;
 use crate::perplexity::PerplexityArgs;
 use crate::repl::ChatArgs;
 use crate::run::RunArgs;
+use crate::serve::ServeArgs;
 use crate::tokenize::TokenizeArgs;
 
 /// Runs language models from GGUF files.
@@ -29,7 +30,8 @@ pub struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
-5 computing failed, 6 a file or stream cannot be read or written.";
+5 computing failed, 6 a file or stream cannot be read or written,
+9 the address to listen on cannot be had.";
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
@@ -38,6 +40,8 @@ pub enum Command {
     Run(RunArgs),
     /// Converse in the terminal
     Chat(ChatArgs),
+    /// Answer requests over HTTP
+    Serve(ServeArgs),
     /// Print the logits after each of the given tokens
     Logits(LogitsArgs),
     /// Measure the speed of reading and writing against the memory's bandwidth

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use chat::{ChatAnswer, ChatEnd, ChatEvent, Finish};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 use crate::output::{self, Output};
@@ -28,16 +29,23 @@ pub struct Written {
 pub async fn write(mut answer: ChatAnswer, output: Output, terminal: bool) -> Result<Written, Error> {
     let mut screen = Screen { output, terminal, colours: output::colours(), thinking: false };
     let (mut thinking, mut text) = (String::new(), String::new());
-    let mut stopped = false;
+    // In a pipe the signal ends the program, as it does with any other.
+    let mut interrupts = match terminal {
+        true => Some(signal(SignalKind::interrupt()).map_err(|source| Error::Io {
+            action: "listen to",
+            what: "Ctrl-C".into(),
+            source,
+        })?),
+        false => None,
+    };
     let end = loop {
         let event = tokio::select! {
-            event = answer.next() => event.expect("an end before the last event"),
-            // In a pipe the signal ends the program, as it does with any other.
-            Ok(()) = tokio::signal::ctrl_c(), if terminal && !stopped => {
-                stopped = true;
+            biased;
+            Some(()) = interrupt(&mut interrupts) => {
                 answer.cancel();
                 continue;
             }
+            event = answer.next() => event.expect("an end before the last event"),
         };
         match event {
             ChatEvent::Reading { .. } => {}
@@ -59,6 +67,11 @@ pub async fn write(mut answer: ChatAnswer, output: Output, terminal: bool) -> Re
     };
     screen.end(text.ends_with('\n'), remark)?;
     Ok(Written { thinking, text, end })
+}
+
+/// The next Ctrl-C.
+async fn interrupt(interrupts: &mut Option<Signal>) -> Option<()> {
+    interrupts.as_mut()?.recv().await
 }
 
 struct Screen {
