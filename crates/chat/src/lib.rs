@@ -13,6 +13,8 @@ mod tokenizer;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 pub use decoder::Decoder;
+// What a request and its end are made of, so that those above need not know the engine.
+pub use engine::{EndReason, Ended, RequestError, Sampling, SamplingError, StopReason, SubmitError};
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role, ToolCall};

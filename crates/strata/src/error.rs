@@ -170,6 +170,9 @@ pub enum Error {
     /// Threads or memory for a measurement cannot be had.
     #[error("cannot measure the memory's bandwidth: {0}")]
     Measure(String),
+    /// Nobody can connect.
+    #[error(transparent)]
+    Listen(#[from] server::ListenError),
     /// A file or a stream failed.
     #[error("cannot {action} {what}: {source}")]
     Io {
@@ -184,7 +187,8 @@ pub enum Error {
 
 impl Error {
     /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the
-    /// network, 8 memory.
+    /// network, 8 memory, 9 the address to
+    /// serve at.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
@@ -211,6 +215,7 @@ impl Error {
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
             Error::DoesNotFit { .. } => 8,
+            Error::Listen(_) => 9,
         }
     }
 }

@@ -21,6 +21,7 @@ mod pull;
 mod remove;
 mod repl;
 mod run;
+mod serve;
 mod tokenize;
 
 use std::io::Write;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     let result = match args.command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => repl::chat(&args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),

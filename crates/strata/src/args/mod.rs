@@ -20,6 +20,7 @@ use crate::pull::PullArgs;
 use crate::remove::RemoveArgs;
 use crate::repl::ChatArgs;
 use crate::run::RunArgs;
+use crate::serve::ServeArgs;
 use crate::tokenize::TokenizeArgs;
 
 /// Runs language models from GGUF files.
@@ -46,6 +47,8 @@ pub enum Command {
     Run(RunArgs),
     /// Converse in the terminal
     Chat(ChatArgs),
+    /// Answer requests over HTTP
+    Serve(ServeArgs),
     /// Print the logits after each of the given tokens
     Logits(LogitsArgs),
     /// Measure the speed of reading and writing against the memory's bandwidth
