@@ -237,6 +237,7 @@ mod tests {
 
     use super::super::tests::pieces;
     use super::super::{Specials, Tokenizer};
+    use proptest::prelude::*;
 
     /// Texts of the ids; SentencePiece's space is `_` on both sides.
     fn check(v: &Vocabulary, text: &str, expected: &[&str]) {
@@ -321,6 +322,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_message_holds_of_a_control_token_is_text_and_merges_go_across_its_edges() {
+        let v = pieces(&[("▁a", -1.0), ("ab", -2.0), ("▁ab", -3.0)], &["a", "b", "<", "s", ">", "▁"]);
+        let tokenizer = Tokenizer::new(v.clone()).unwrap();
+        let rendered = |text: &str, start: usize, end: usize| -> Vec<String> {
+            let ids = tokenizer.encode_rendered(text, std::slice::from_ref(&(start..end)));
+            ids.iter().map(|&id| v.tokens[id as usize].replace(SPACE, "_")).collect()
+        };
+        assert_eq!(rendered("<s>ab<s>ab", 4, 5), ["<s>", "_ab", "<s>", "_ab"]);
+        assert_eq!(rendered("<s>ab<s>ab", 3, 8), ["<s>", "_ab", "<", "s", ">", "ab"]);
+        assert_eq!(rendered("<s>", 1, 2), ["<s>", "_", "<", "s", ">"]);
+    }
+
+    #[test]
     fn extra_spaces_are_removed_if_the_file_asks_for_it() {
         let mut v = pieces(&[("▁a", -1.0)], &["a", "▁"]);
         v.remove_extra_whitespaces = Some(true);
@@ -339,5 +353,39 @@ mod tests {
         assert!(ranks.is_sorted(), "{ranks:?}");
         assert_eq!(ranks[3], ranks[4]);
         assert!(ranks[8] < NONE && ranks[5] < ranks[6]);
+    }
+
+    /// The definition: of all neighbours whose text is a token, join those of the highest score, the leftmost of equals, again
+    /// and again; in the whole text at once.
+    fn encode_slowly(v: &Vocabulary, text: &str) -> Vec<String> {
+        let mut parts: Vec<String> = text.chars().map(String::from).collect();
+        loop {
+            let joined = parts.windows(2).map(|pair| pair.concat());
+            let score = |text: String| {
+                let id = v.tokens.iter().zip(&v.types).position(|(token, &kind)| *token == text && kind == 1);
+                id.map(|id| v.scores[id])
+            };
+            let scored = joined.enumerate().filter_map(|(at, text)| score(text).map(|score| (at, score)));
+            let best = scored.reduce(|best, next| if next.1 > best.1 { next } else { best });
+            let Some((at, _)) = best else { return parts };
+            let pair = parts[at..at + 2].concat();
+            parts.splice(at..at + 2, [pair]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_queue_and_the_cuts_give_what_the_definition_gives(
+            tokens in prop::collection::btree_map("[abc]{2,4}", 0u8..4, 0..16),
+            text in "[abcd]{0,24}",
+        ) {
+            let more: Vec<(&str, f32)> = tokens.iter().map(|(text, &score)| (&**text, -f32::from(score))).collect();
+            let mut v = pieces(&more, &["a", "b", "c", "d"]);
+            v.add_space_prefix = Some(false);
+            let tokenizer = Tokenizer::new(v.clone()).unwrap();
+            let ids = tokenizer.encode(&text, Specials::AsText);
+            let texts: Vec<String> = ids.iter().map(|&id| v.tokens[id as usize].clone()).collect();
+            prop_assert_eq!(texts, encode_slowly(&v, &text));
+        }
     }
 }
