@@ -15,5 +15,5 @@ pub use decoder::Decoder;
 pub use error::Error;
 pub use generate::{Event, Finish, Generation, Usage};
 pub use message::{Message, Role, ToolCall};
-pub use template::{Limits, RenderInput, Rendered, Template};
+pub use template::{Limits, RenderInput, Rendered, Template, Thinking};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};
