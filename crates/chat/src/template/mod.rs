@@ -59,9 +59,9 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// At most 128 MB of data and about half a second; a conversation of 1,000 messages and 1 MB needs some 5 % of it.
+    /// At most 64 MB of data and about a second; a conversation of 1,000 messages and 1 MB needs some 10 % of it.
     fn default() -> Limits {
-        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(2) }
+        Limits { fuel: 1_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(2) }
     }
 }
 
@@ -139,6 +139,8 @@ impl Template {
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::to_json);
+        environment.add_filter("split", python::split);
+        environment.add_filter("lines", python::lines);
         environment.add_function("raise_exception", python::raise_exception);
         engine::add_guards(&mut environment);
         let words = Words::new(source);
