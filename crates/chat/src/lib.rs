@@ -21,5 +21,5 @@ pub use message::{Message, Role, ToolCall};
 pub use model::{
     ChatAnswer, ChatEnd, ChatError, ChatEvent, ChatFormat, ChatModel, ChatRequest, Prompt, Thinking,
 };
-pub use template::{Limits, RenderInput, Rendered, Template};
+pub use template::{Limits, RenderInput, Rendered, Template, ThinkingForm};
 pub use tokenizer::{Specials, Tokenizer, Vocabulary};

@@ -135,8 +135,9 @@ impl ChatFormat {
     pub fn from_metadata(metadata: &Metadata) -> Result<ChatFormat, Error> {
         let tokenizer = Arc::new(Vocabulary::from_metadata(metadata).and_then(Tokenizer::new)?);
         let template = Template::from_metadata(metadata, &tokenizer).map_err(Arc::new);
-        let mark = |text: &str| tokenizer.id_of(text).map(|_| Marker::new(&tokenizer, text));
-        let marks = mark("<think>").zip(mark("</think>"));
+        let marks = template.as_ref().ok().and_then(|template| template.thinking().marks);
+        let marks =
+            marks.map(|(open, close)| (Marker::new(&tokenizer, open), Marker::new(&tokenizer, close)));
         Ok(ChatFormat { tokenizer, template, marks })
     }
 
@@ -185,7 +186,7 @@ impl ChatFormat {
         };
         let Rendered { text, outside } = template.render_prompt(&input)?;
         let thinking = self.marks.clone().map(|(open, close)| ThinkingSpec {
-            opened_by_prompt: text.trim_end().ends_with(&open.text),
+            opened_by_prompt: template.thinking().is_opened_by(&text),
             open,
             close,
             budget_tokens: match request.thinking {

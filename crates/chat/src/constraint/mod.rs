@@ -73,6 +73,12 @@ impl Marker {
     pub fn new(tokenizer: &Tokenizer, text: &str) -> Marker {
         Marker { text: text.to_owned(), tokens: tokenizer.encode_continuation(text, Specials::Parse) }
     }
+
+    /// Whether its tokens give its text.
+    pub fn is_written_by(&self, tokenizer: &Tokenizer) -> bool {
+        let written = self.tokens.iter().flat_map(|&token| tokenizer.token_bytes(token));
+        !self.text.is_empty() && written.eq(self.text.as_bytes())
+    }
 }
 
 /// A constraint that cannot be met.
@@ -172,9 +178,9 @@ impl Thinking {
     fn new(spec: ThinkingSpec, tokenizer: &Tokenizer) -> Result<Thinking, ConstraintError> {
         for (field, marker) in [("thinking.open", &spec.open), ("thinking.close", &spec.close)] {
             marker.tokens.iter().try_for_each(|&token| present(tokenizer, field, token))?;
-            let written: Vec<u8> =
-                marker.tokens.iter().flat_map(|&token| tokenizer.token_bytes(token)).copied().collect();
-            if marker.text.is_empty() || written != marker.text.as_bytes() {
+            if !marker.is_written_by(tokenizer) {
+                let written: Vec<u8> =
+                    marker.tokens.iter().flat_map(|&token| tokenizer.token_bytes(token)).copied().collect();
                 return Err(ConstraintError::Marker {
                     text: marker.text.clone(),
                     written: String::from_utf8_lossy(&written).into_owned(),

@@ -8,6 +8,7 @@ mod order;
 mod outside;
 mod python;
 mod source;
+mod thinking;
 mod thread;
 mod variables;
 
@@ -26,6 +27,7 @@ use crate::{Error, Message, Tokenizer};
 use engine::Compiled;
 use outside::{ControlTexts, Marker, Marks};
 use source::Words;
+pub use thinking::ThinkingForm;
 use variables::{Arguments, Variables};
 
 /// Longest template, in bytes; real ones have up to some 30,000. The stack of [`thread`] is measured for it.
@@ -57,9 +59,9 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// At most 128 MB of data and about half a second; a conversation of 1,000 messages and 1 MB needs some 5 % of it.
+    /// At most 64 MB of data and about a second; a conversation of 1,000 messages and 1 MB needs some 10 % of it.
     fn default() -> Limits {
-        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(2) }
+        Limits { fuel: 1_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(2) }
     }
 }
 
@@ -97,6 +99,7 @@ pub struct Rendered {
 #[derive(Debug, Clone)]
 pub struct Template {
     program: Arc<Program>,
+    thinking: ThinkingForm,
 }
 
 /// What a thread that renders needs.
@@ -136,14 +139,18 @@ impl Template {
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::to_json);
+        environment.add_filter("split", python::split);
+        environment.add_filter("lines", python::lines);
         environment.add_function("raise_exception", python::raise_exception);
         engine::add_guards(&mut environment);
-        let controls = ControlTexts::new(control_texts, Words::new(source));
+        let words = Words::new(source);
+        let thinking = ThinkingForm::new(source, &words);
+        let controls = ControlTexts::new(control_texts, words);
         let source = source::without_generation_tags(source).into_owned();
         let program = Arc::new(Program { environment, source, controls, limits });
         let parsed = program.clone();
         thread::run(limits.time_max, move || parsed.compiled().map(drop))??;
-        Ok(Template { program })
+        Ok(Template { program, thinking })
     }
 
     /// The template of a model file, or ChatML if the file has none and the vocabulary has `<|im_start|>`.
@@ -155,11 +162,18 @@ impl Template {
             .filter(|&id| tokenizer.is_control(id))
             .map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
             .collect();
-        match metadata.string("tokenizer.chat_template")? {
-            Some(source) => Template::new(source, &controls),
-            None if tokenizer.id_of("<|im_start|>").is_some() => Template::new(CHATML, &controls),
-            None => Err(Error::NoTemplate),
-        }
+        let source = match metadata.string("tokenizer.chat_template")? {
+            Some(source) => source,
+            None if tokenizer.id_of("<|im_start|>").is_some() => CHATML,
+            None => return Err(Error::NoTemplate),
+        };
+        let Template { program, thinking } = Template::new(source, &controls)?;
+        Ok(Template { program, thinking: thinking.or_by_vocabulary(tokenizer) })
+    }
+
+    /// What the template, or the vocabulary of [`Template::from_metadata`], says of thinking.
+    pub fn thinking(&self) -> ThinkingForm {
+        self.thinking
     }
 
     /// The prompt for a conversation.

@@ -1,6 +1,7 @@
 //! What templates expect of Python beyond Jinja itself.
 
 use std::fmt;
+use std::sync::Arc;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -27,6 +28,13 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
     {
         charge_widths(state, text)?;
     }
+    if let Some(text) = value.as_str() {
+        match name {
+            "split" | "rsplit" => charge_pieces(state, text, args.first().and_then(Value::as_str))?,
+            "splitlines" => charge_pieces(state, text, Some("\n"))?,
+            _ => {}
+        }
+    }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
@@ -35,6 +43,34 @@ fn charge_widths(state: &State, format: &str) -> Result<(), Error> {
     let widths = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let bytes = widths.map(|digits| digits.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
     state.consume_fuel(bytes / 64)
+}
+
+/// The filter `split(separator, maximum)`.
+pub(super) fn split(
+    state: &State,
+    value: &Value,
+    separator: Option<Arc<str>>,
+    maximum: Option<i64>,
+) -> Result<Value, Error> {
+    charge_pieces(state, value.as_str().unwrap_or_default(), separator.as_deref())?;
+    minijinja::filters::split(value, separator, maximum)
+}
+
+/// The filter `lines`.
+pub(super) fn lines(state: &State, value: &Value) -> Result<Value, Error> {
+    charge_pieces(state, value.as_str().unwrap_or_default(), Some("\n"))?;
+    minijinja::filters::lines(value)
+}
+
+/// Pays for the pieces of a text, which the engine charges for only once they are there: a list of ten million took half
+/// a gigabyte. Without a separator it is split at white space.
+fn charge_pieces(state: &State, text: &str, separator: Option<&str>) -> Result<(), Error> {
+    let pieces = match separator {
+        None => text.split_whitespace().count(),
+        Some("") => text.len(),
+        Some(separator) => text.matches(separator).count(),
+    };
+    state.consume_fuel(pieces as u64)
 }
 
 /// `raise_exception(reason)`

@@ -165,6 +165,27 @@ fn faults_say_template_and_the_line() {
         let text = error.to_string();
         assert!(text.contains("template") && text.contains(&format!("line {line}")), "{text}");
     }
+    // What does not parse is found when a model is loaded, the rest when a prompt is made.
+    for source in [
+        "{% if true %}",
+        "{% for m in messages %}{{ m }}",
+        "{{ 'x }}",
+        "{% endif %}",
+        "{% nothing %}",
+        "{{ ((( }}",
+    ] {
+        let error = Template::new(source, &[]).unwrap_err();
+        assert!(matches!(error, Error::TemplateSyntax { .. }), "{source}: {error}");
+    }
+    for source in [
+        "{% include 'chat_template' %}",
+        "{% extends 'x' %}",
+        "{% import 'chat_template' as t %}",
+        "{{ debug() }}",
+    ] {
+        let error = render(source, &RenderInput::default()).unwrap_err();
+        assert!(matches!(error, Error::TemplateRun { .. }), "{source}: {error}");
+    }
     let error = Template::new(&"x".repeat(10 << 20), &[]).unwrap_err();
     assert!(matches!(error, Error::TemplateLength { .. }), "{error}");
     assert!(
@@ -350,6 +371,11 @@ fn memory_is_paid_for_before_it_is_taken() {
         "{{ '{:4000000000}'.format(1) | length }}",
         "{{ '{:99999999999999999999}'.format(1) | length }}",
         "{{ (range(99999) | list) | tojson(separators=['x' * 1000000, 'y']) | length }}",
+        "{{ ('x ' * 10000000).split() | length }}",
+        "{{ ('x,' * 10000000).split(',') | length }}",
+        "{{ ('x\n' * 10000000).splitlines() | length }}",
+        "{{ ('x\n' * 10000000) | lines | length }}",
+        "{{ ('x' * 10000000) | split('x') | length }}",
         "{{ {1: 2, 3: 4, 5: 6} | tojson(separators=[',', 'x' * 100000000]) | length }}",
     ] {
         let error = render(source, &RenderInput::default()).unwrap_err();

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// The engine recurses over long expressions and deep values, some 450 bytes of stack for each byte of source and each
-/// level: 60 MB for the longest source, 170 MB for the deepest value that the fuel pays for. Only what is touched
+/// The engine recurses over the parts of a template and of values. What the limits of both leave fits into 16 MB, as the
+/// tests of the longest chains show; this is four times that. Only what is touched
 /// becomes memory.
-const STACK_BYTES: usize = 256 << 20;
+const STACK_BYTES: usize = 64 << 20;
 
 /// Runs `work` on a thread with a deep stack and waits for it, for at most `time_max`.
 ///
-/// A thread that takes longer cannot be stopped; it is left to itself.
+/// A thread that takes longer is left to itself, until it has used up its steps.
 ///
 /// # Errors
 /// If the thread cannot be started, or it takes too long.
