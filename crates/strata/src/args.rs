@@ -53,6 +53,9 @@ pub struct ComputeArgs {
     /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
     #[arg(long, value_name = "TYPE", value_parser = kv_type)]
     pub kv: Option<KvType>,
+    /// How weights come into memory: mapped (the system may drop pages and read them again), or read
+    #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = loading)]
+    pub weights: Loading,
     /// Instruction set, scalar, avx2 or avx512; the results are the same bits [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = instruction_set)]
     pub isa: Option<Isa>,

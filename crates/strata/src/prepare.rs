@@ -24,7 +24,12 @@ pub fn engine(
     kv: KvType,
     context_tokens: Option<usize>,
 ) -> Result<Engine, Error> {
-    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, ..LoadOptions::default() };
+    let load = LoadOptions {
+        kv: compute.kv.unwrap_or(kv),
+        context_tokens,
+        loading: compute.weights,
+        ..LoadOptions::default()
+    };
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
     let engine = Engine::load(&model.model, &config)
