@@ -29,6 +29,9 @@ pub enum LoadError {
     /// No memory for what the model needs.
     #[error(transparent)]
     Memory(#[from] sys::memory::OutOfMemory),
+    /// A part of a file cannot be read.
+    #[error(transparent)]
+    Read(#[from] sys::read::ReadError),
     /// No addresses for what the model needs.
     #[error(transparent)]
     Arena(#[from] sys::arena::ArenaError),

@@ -12,6 +12,7 @@ mod accounting;
 pub mod backend;
 pub mod engine;
 pub mod error;
+pub mod experts;
 pub mod graph;
 pub mod inventory;
 pub mod memory;

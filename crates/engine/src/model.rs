@@ -6,10 +6,11 @@ use std::sync::Arc;
 use gguf::{Metadata, ModelFile};
 
 use crate::error::LoadError;
+use crate::experts::ExpertStore;
 use crate::graph::{self, Graph};
 use crate::models::{ModelSpec, read_spec};
 use crate::state::{KvPool, KvType, ModelIdentity, State, StateLayout};
-use crate::weights::Weights;
+use crate::weights::{Loading, Progress, Weights};
 use crate::{error::StepError, models::TensorId};
 
 /// What the caller decides about loading.
@@ -21,6 +22,8 @@ pub struct LoadOptions {
     pub context_tokens: Option<usize>,
     /// Sequences of full length whose keys and values may be in memory at once; without a limit if absent.
     pub sequences: Option<usize>,
+    /// How weights come into memory.
+    pub loading: Loading,
     /// A file that holds the draft layer.
     pub draft: Option<PathBuf>,
 }
@@ -30,7 +33,9 @@ pub struct Model {
     /// Shapes and layers.
     pub spec: ModelSpec,
     /// Weights.
-    pub weights: Weights,
+    pub weights: Arc<Weights>,
+    /// Where routed experts are.
+    pub experts: ExpertStore,
     /// Forward pass of the trunk.
     pub trunk: Graph,
     /// Forward pass of the draft layer.
@@ -55,10 +60,19 @@ impl Model {
     /// # Errors
     /// [`LoadError`] names the key, tensor or file at fault.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Model, LoadError> {
+        Model::load_with(path, options, &|_, _| ())
+    }
+
+    /// As [`Model::load`]; `progress` hears of the bytes of weights that are read, where they are.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(path: &Path, options: &LoadOptions, progress: Progress<'_>) -> Result<Model, LoadError> {
         let file = ModelFile::open(path)?;
         let draft_file = options.draft.as_deref().map(ModelFile::open).transpose()?;
         let mut spec = read_spec(&file, draft_file.as_ref())?;
-        let weights = Weights::load(&file, draft_file.as_ref(), &spec)?;
+        let weights = Weights::load(&file, draft_file.as_ref(), &spec, options.loading, progress)?;
+        let weights = Arc::new(weights);
         if let Some(divisors) = spec.rope.divisors {
             let values = weights.vector(divisors);
             if let Some(&found) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
@@ -78,8 +92,21 @@ impl Model {
         let draft_kv =
             draft_layout.as_ref().map(|layout| KvPool::new(layout, options.sequences)).transpose()?;
         let identity = identity(&file, &spec, &weights);
+        let experts = ExpertStore::new(&spec, weights.clone());
         let metadata = file.metadata;
-        Ok(Model { spec, weights, trunk, draft, layout, draft_layout, kv, draft_kv, identity, metadata })
+        Ok(Model {
+            spec,
+            weights,
+            experts,
+            trunk,
+            draft,
+            layout,
+            draft_layout,
+            kv,
+            draft_kv,
+            identity,
+            metadata,
+        })
     }
 
     /// An empty sequence.

@@ -169,6 +169,7 @@ fn run<B: Backend>(
         rotations: Rotations::new(&model.spec.rope, window),
         outputs,
         routing: Routing::default(),
+        experts: None,
         selections: Vec::new(),
         ngram_rows: Vec::new(),
         failed: vec![None; window.spans.len()],
@@ -192,12 +193,12 @@ fn run<B: Backend>(
         .collect())
 }
 
-fn run_segments<B: Backend>(
-    model: &Model,
+fn run_segments<'a, B: Backend>(
+    model: &'a Model,
     graph: &Graph,
     backend: &mut B,
     buffers: &mut Buffers,
-    pass: &mut Pass<'_>,
+    pass: &mut Pass<'a>,
     taps: &mut Option<TapSink<'_>>,
 ) -> Result<(), StepError> {
     for segment in &graph.segments {
@@ -207,7 +208,9 @@ fn run_segments<B: Backend>(
             }
         };
         backend.run_segment(segment, buffers, pass, &mut after)?;
-        if segment.experts_of.is_some() {
+        if let Some(layer) = segment.experts_of {
+            pass.experts =
+                Some(model.experts.acquire(layer, pass.routing.groups.iter().map(|group| group.0)));
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
     }

@@ -5,10 +5,13 @@ use std::path::Path;
 
 use gguf::{ModelFile, TensorType};
 use kernels::{WeightRows, quant};
+use sys::arena::{Lease, STEP_BYTES_MIN, Segment, lease_bytes};
 use sys::memory::AlignedBuf;
 use sys::mmap::Map;
+use sys::read::Part;
 
 use crate::error::LoadError;
+use crate::memory::ngram_tables;
 use crate::models::{Binding, Form, ModelSpec, TensorId};
 
 /// Mapped files and the tensors in them, in the order of [`ModelSpec::tensors`].
@@ -49,13 +52,30 @@ impl Loading {
 const SEARCHED_BYTES_MAX: usize = 256 << 20;
 
 enum Held {
-    Rows { map: usize, range: Range<usize>, dtype: TensorType, row_values: usize },
+    Rows { bytes: Bytes, dtype: TensorType, row_values: usize },
     Vector(AlignedBuf<f32>),
 }
 
+/// Where the bytes of a matrix are.
+enum Bytes {
+    Mapped { map: usize, range: Range<usize> },
+    Read(Lease),
+}
+
 impl Weights {
-    /// Maps the files and holds every tensor the spec names.
-    pub fn load(file: &ModelFile, draft: Option<&ModelFile>, spec: &ModelSpec) -> Result<Weights, LoadError> {
+    /// Maps the files and holds every tensor the spec names. With [`Loading::Read`] all matrices but n-gram tables, of
+    /// which a token uses a few rows, are read into memory; `progress` hears of the bytes that are there and of how many
+    /// there will be, from several threads.
+    ///
+    /// # Errors
+    /// [`LoadError`] names the file or the tensor at fault.
+    pub fn load(
+        file: &ModelFile,
+        draft: Option<&ModelFile>,
+        spec: &ModelSpec,
+        loading: Loading,
+        progress: Progress<'_>,
+    ) -> Result<Weights, LoadError> {
         let mut maps = Vec::new();
         for shard in file.shards.iter().chain(draft.iter().flat_map(|f| &f.shards)) {
             let map = Map::open(&shard.path)?;
@@ -67,7 +87,7 @@ impl Weights {
             maps.push(map);
         }
         let draft_maps = file.shards.len();
-        let held = spec
+        let mut held: Vec<Held> = spec
             .tensors
             .iter()
             .map(|binding| {
@@ -78,16 +98,26 @@ impl Weights {
                 hold(binding, file, first_map, &maps)
             })
             .collect::<Result<_, _>>()?;
+        if loading == Loading::Read {
+            read(&mut held, &maps, &ngram_tables(spec), progress)?;
+        }
         Ok(Weights { maps, held })
     }
 
     /// All rows of a tensor held as it lies in the file.
     pub fn rows(&self, id: TensorId) -> WeightRows<'_> {
         match &self.held[id.0 as usize] {
-            Held::Rows { map, range, dtype, row_values } => {
-                WeightRows::new(*dtype, *row_values, &self.maps[*map][range.clone()])
+            Held::Rows { bytes, dtype, row_values } => {
+                WeightRows::new(*dtype, *row_values, self.bytes(bytes))
             }
             Held::Vector(_) => panic!("tensor {} is held as a vector", id.0),
+        }
+    }
+
+    fn bytes<'a>(&'a self, bytes: &'a Bytes) -> &'a [u8] {
+        match bytes {
+            Bytes::Mapped { map, range } => &self.maps[*map][range.clone()],
+            Bytes::Read(lease) => lease,
         }
     }
 
@@ -110,7 +140,7 @@ impl Weights {
     /// Bytes of a tensor as it is held.
     pub fn held_bytes(&self, id: TensorId) -> usize {
         match &self.held[id.0 as usize] {
-            Held::Rows { range, .. } => range.len(),
+            Held::Rows { bytes, .. } => bytes.len(),
             Held::Vector(values) => values.len() * 4,
         }
     }
@@ -122,10 +152,10 @@ impl Weights {
         let mut values = Vec::new();
         candidates.into_iter().find(|&id| match &self.held[id.0 as usize] {
             Held::Vector(values) => values.iter().any(|v| !v.is_finite()),
-            Held::Rows { range, row_values, .. } => {
+            Held::Rows { bytes, row_values, .. } => {
                 let rows = self.rows(id);
                 values.resize(*row_values, 0.0);
-                range.len() <= SEARCHED_BYTES_MAX
+                bytes.len() <= SEARCHED_BYTES_MAX
                     && (0..rows.rows()).any(|row| {
                         quant::dequantize_row(rows.dtype, rows.row(row), &mut values).is_ok()
                             && values.iter().any(|v| !v.is_finite())
@@ -145,7 +175,7 @@ impl Weights {
     /// Appends the first and the middle 64 bytes of a tensor as it is held: two pages of the file.
     pub(crate) fn sample(&self, id: TensorId, out: &mut Vec<u8>) {
         let bytes = match &self.held[id.0 as usize] {
-            Held::Rows { map, range, .. } => &self.maps[*map][range.clone()],
+            Held::Rows { bytes, .. } => self.bytes(bytes),
             Held::Vector(values) => sys::cast::bytes_of(&values[..]),
         };
         for first in [0, bytes.len() / 2] {
@@ -159,6 +189,54 @@ impl Weights {
     }
 }
 
+impl Bytes {
+    fn len(&self) -> usize {
+        match self {
+            Bytes::Mapped { range, .. } => range.len(),
+            Bytes::Read(lease) => lease.len(),
+        }
+    }
+}
+
+/// Hears how many bytes are there and how many there will be.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Threads that read a file: more of them make no disk faster.
+const READ_THREADS_MAX: usize = 8;
+
+/// Reads mapped matrices, except `mapped` ones, into one segment in huge pages.
+fn read(
+    held: &mut [Held],
+    maps: &[Map],
+    mapped: &[TensorId],
+    progress: Progress<'_>,
+) -> Result<(), LoadError> {
+    let wanted = |(i, held): (usize, &Held)| match held {
+        Held::Rows { bytes: Bytes::Mapped { map, range }, .. } if !mapped.contains(&TensorId(i as u32)) => {
+            Some((i, *map, range.clone()))
+        }
+        _ => None,
+    };
+    let wanted: Vec<(usize, usize, Range<usize>)> = held.iter().enumerate().filter_map(wanted).collect();
+    let bytes = wanted.iter().map(|(_, _, range)| lease_bytes(range.len())).sum();
+    let segment = Segment::reserve("weights", bytes, STEP_BYTES_MIN)?;
+    let mut leases =
+        wanted.iter().map(|(_, _, range)| segment.lease(range.len())).collect::<Result<Vec<Lease>, _>>()?;
+    let parts = wanted.iter().zip(&mut leases).map(|((_, map, range), lease)| Part {
+        path: maps[*map].path(),
+        offset: range.start as u64,
+        into: lease,
+    });
+    let threads = sys::topology::threads_default().min(READ_THREADS_MAX);
+    sys::read::read_parts(parts.collect(), threads, progress)?;
+    for ((i, ..), lease) in wanted.into_iter().zip(leases) {
+        if let Held::Rows { bytes, .. } = &mut held[i] {
+            *bytes = Bytes::Read(lease);
+        }
+    }
+    Ok(())
+}
+
 fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> Result<Held, LoadError> {
     let info = file.tensor(&binding.name).expect("a bound tensor is in its file");
     let map = first_map + info.shard;
@@ -169,7 +247,8 @@ fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> 
         return Err(bad_type());
     }
     if binding.form == Form::Rows {
-        return Ok(Held::Rows { map, range, dtype: info.dtype, row_values: binding.row_values });
+        let bytes = Bytes::Mapped { map, range };
+        return Ok(Held::Rows { bytes, dtype: info.dtype, row_values: binding.row_values });
     }
     let mut values = AlignedBuf::<f32>::zeroed(binding.row_values * binding.rows)?;
     let rows = WeightRows::new(info.dtype, binding.row_values, &maps[map][range]);

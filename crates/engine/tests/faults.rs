@@ -257,11 +257,13 @@ fn a_file_changed_between_header_and_map_is_refused() {
     std::fs::copy(f32_model("llama-tiny"), &path).unwrap();
     let file = ModelFile::open(&path).unwrap();
     let spec = engine::models::read_spec(&file, None).unwrap();
-    assert!(engine::Weights::load(&file, None, &spec).is_ok());
+    let load = |loading| engine::Weights::load(&file, None, &spec, loading, &|_, _| ());
+    assert!(engine::Loading::ALL.into_iter().all(|loading| load(loading).is_ok()));
     let wanted = file.shards[0].len;
     for found in [0, wanted - 1, wanted + 1] {
         std::fs::File::options().write(true).open(&path).unwrap().set_len(found).unwrap();
-        let error = engine::Weights::load(&file, None, &spec).err().expect("a refusal").to_string();
+        let error = load(engine::Loading::Read).err().expect("a refusal").to_string();
+        assert_eq!(error, load(engine::Loading::Mapped).err().expect("a refusal").to_string());
         let sentence = format!("has {found} bytes but had {wanted} when its header was read");
         assert!(error.contains("model.gguf") && error.contains(&sentence), "{error}");
     }

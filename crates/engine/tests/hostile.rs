@@ -4,6 +4,7 @@ mod rewrite;
 mod support;
 
 use engine::graph;
+use engine::memory::{Machine, PlanOptions, Shapes, plan};
 use engine::models::{ModelSpec, read_spec};
 use engine::state::{KvType, StateLayout};
 use engine::{LoadError, LoadOptions, Model};
@@ -320,6 +321,13 @@ fn no_value_of_any_key_makes_the_reader_panic() {
                 changed.set(&key, value);
                 let Ok(spec) = spec(&changed) else { continue };
                 accepted += 1;
+                let file = ModelFile::parse(&changed.writer().to_bytes()).expect("read before");
+                let shapes = Shapes::of_file(&file, None).expect("read before");
+                let machine = Machine::invented(1 << 30);
+                for context_tokens in [None, Some(usize::MAX >> 1)] {
+                    let _ =
+                        plan(&shapes, &machine, &PlanOptions { context_tokens, ..PlanOptions::default() });
+                }
                 let f32 = |_| TensorType::F32;
                 graph::trunk(&spec, &f32);
                 StateLayout::new(spec.layers.iter(), KvType::F16, spec.context_tokens);

@@ -264,7 +264,7 @@ impl From<ChatError> for Error {
 /// Errors of files name the file themselves.
 fn load_sentence(path: &Path, error: &LoadError) -> String {
     match error {
-        LoadError::File(_) | LoadError::Map(_) => error.to_string(),
+        LoadError::File(_) | LoadError::Map(_) | LoadError::Read(_) => error.to_string(),
         LoadError::InstructionSet { .. } | LoadError::Threads { .. } => error.to_string(),
         error => format!("cannot load {}: {error}", path.display()),
     }

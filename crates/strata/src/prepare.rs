@@ -30,8 +30,13 @@ pub fn engine(
     let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
     let file = file(model)?;
     let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
-    let options =
-        PlanOptions { context_tokens, kv: compute.kv.unwrap_or(kv), sequences, ..PlanOptions::default() };
+    let options = PlanOptions {
+        context_tokens,
+        kv: compute.kv.unwrap_or(kv),
+        sequences,
+        loading: compute.weights,
+        ..PlanOptions::default()
+    };
     let plan = memory::plan(&shapes, &Machine::here(), &options)
         .map_err(|refusal| Error::DoesNotFit { path: path.clone(), refusal })?;
     plan.to_string().lines().for_each(|line| tracing::info!("{line}"));

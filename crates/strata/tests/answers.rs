@@ -128,3 +128,11 @@ fn control_tokens_end_an_answer_or_stay_out_of_its_text() {
     }
     assert!(stopped >= 2 && passed_over >= 5, "{stopped} and {passed_over}: a test that shows something");
 }
+
+#[test]
+fn read_weights_give_the_same_answer() {
+    let file = model("q4e-tiny-F32");
+    let answer =
+        |weights: &str| json(&["logits", "-m", &file, "--tokens", "1,2,3", "--json", "--weights", weights]);
+    assert_eq!(answer("read"), answer("mapped"));
+}

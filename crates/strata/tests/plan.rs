@@ -64,7 +64,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 #[test]
 fn settings_change_what_they_should() {
     let file = model("q3moe-tiny-F32");
-    let plan = |more: &[&str]| json(&[&["plan", "-m", &file, "--json", "--ctx", "2000"], more].concat());
+    let plan = |more: &[&str]| json(&[&["plan", "-m", &file, "--json", "--ctx", "400000"], more].concat());
     let bytes = |plan: &serde_json::Value, name: &str| -> u64 {
         let parts = plan["parts"].as_array().expect("parts");
         parts
@@ -81,4 +81,21 @@ fn settings_change_what_they_should() {
     let read = plan(&["--weights", "read"]);
     assert!(read["process_bytes"].as_u64() > base["process_bytes"].as_u64());
     assert_eq!(read["cached_bytes"], 0);
+}
+
+/// The process against its plan: what was planned byte by byte and what was only estimated, together.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_stays_within_its_plan() {
+    for (name, weights) in
+        [("q4e-tiny-F32", "mapped"), ("q3moe-tiny-F32", "read"), ("q35moe-tiny-F32", "read")]
+    {
+        let file = model(name);
+        let settings = ["-m", &file, "--ctx", "600", "--weights", weights, "--json"];
+        let plan = json(&[&["plan"], &settings[..]].concat());
+        let prompt = "word ".repeat(80);
+        let run = json(&[&["run", "--raw", "-n", "3", "-p", &prompt], &settings[..]].concat());
+        let (peak, planned) = (run["peak_memory_bytes"].as_u64(), plan["total_bytes"].as_u64());
+        assert!(peak.is_some() && peak <= planned, "{name}: {peak:?} of {planned:?}");
+    }
 }

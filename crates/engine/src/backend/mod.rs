@@ -11,6 +11,7 @@ pub use cpu::Cpu;
 pub use routing::{Routing, Selection};
 
 use crate::error::StepError;
+use crate::experts::Acquired;
 use crate::graph::{Node, Segment};
 use crate::models::RopeSpec;
 use crate::state::State;
@@ -54,6 +55,8 @@ pub struct Pass<'a> {
     pub outputs: Vec<u32>,
     /// The experts chosen by the last router.
     pub routing: Routing,
+    /// Those experts, in the order of the groups of the routing; held until the next router's are.
+    pub experts: Option<Acquired<'a>>,
     /// The cells chosen by the last indexer, per row; empty where attention is dense.
     pub selections: Vec<Selection>,
     /// Table rows of the last n-gram lookup, `[rows][heads]`.

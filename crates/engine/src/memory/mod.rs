@@ -14,8 +14,8 @@ use kernels::PARTITION_CELLS;
 
 pub use parts::{Part, PartKind, Place};
 pub use refusal::{Change, Refusal, Suggestion};
-pub(crate) use shapes::experts_used;
 pub use shapes::{PassShapes, Shapes};
+pub(crate) use shapes::{experts_used, ngram_tables};
 pub use text::bytes_text;
 
 use crate::model::LoadOptions;
@@ -220,6 +220,7 @@ impl Plan {
             kv: self.options.kv,
             context_tokens: Some(self.context_tokens),
             sequences: Some(self.options.sequences),
+            loading: self.options.loading,
             ..LoadOptions::default()
         }
     }

@@ -111,6 +111,11 @@ pub(crate) fn experts_used(spec: &ModelSpec) -> usize {
     used.max().unwrap_or(0)
 }
 
+/// Tables of which a token reads a few rows.
+pub(crate) fn ngram_tables(spec: &ModelSpec) -> Vec<TensorId> {
+    layers(spec).filter_map(|layer| layer.ngram.as_ref()).map(|ngram| ngram.table).collect()
+}
+
 fn layers(spec: &ModelSpec) -> impl Iterator<Item = &LayerSpec> {
     spec.layers.iter().chain(spec.draft.iter().map(|draft| &draft.layer))
 }
@@ -123,9 +128,8 @@ struct Roles {
 
 impl Roles {
     fn of(spec: &ModelSpec) -> Roles {
-        let mut roles = Roles { experts: Vec::new(), tables: Vec::new() };
+        let mut roles = Roles { experts: Vec::new(), tables: ngram_tables(spec) };
         for layer in layers(spec) {
-            roles.tables.extend(layer.ngram.iter().map(|ngram| ngram.table));
             if let FeedForward::Experts(experts) = &layer.feed_forward {
                 roles.experts.push(experts.down.weight);
                 match &experts.gate_up {

@@ -5,7 +5,7 @@ pub mod parse;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use engine::{Isa, KvType, Sampling};
+use engine::{Isa, KvType, Loading, Sampling};
 use tracing::Level;
 
 use crate::bench::BenchArgs;
@@ -93,6 +93,9 @@ pub struct ComputeArgs {
     /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
     #[arg(long, value_name = "TYPE", value_parser = parse::kv_type)]
     pub kv: Option<KvType>,
+    /// How weights come into memory: mapped from the file, page by page as they are used, or read whole at the start
+    #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = parse::loading)]
+    pub weights: Loading,
     /// Instruction set, scalar, avx2 or avx512; the results are the same bits [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = parse::instruction_set)]
     pub isa: Option<Isa>,

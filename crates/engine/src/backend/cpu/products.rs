@@ -77,13 +77,14 @@ impl Cpu {
         let rows_per_expert = routing.len().div_ceil(routing.groups.len().max(1));
         let bounds = self.column_bounds(linear.outputs, rows_per_expert);
         let mut tiles = split_grid(&mut target[..values], linear.outputs, &row_bounds, &bounds);
-        let weights = pass.weights.rows(linear.weight);
+        let experts = pass.experts.as_ref().expect("experts are acquired after their router");
         let scales = linear.scale.map(|id| pass.weights.vector(id));
         let rows = if gather { &routing.rows } else { &self.identity };
         self.pool.for_each(&mut tiles, |tile| {
             let group = routing.groups.partition_point(|&(_, first)| first <= tile.row0()) - 1;
             let expert = routing.groups[group].0 as usize;
-            let rows_of_weights = weights.slice(expert * linear.outputs + tile.column0(), tile.columns());
+            let weights = experts.rows(linear.weight, group);
+            let rows_of_weights = weights.slice(tile.column0(), tile.columns());
             let rows = &rows[tile.row0()..][..tile.rows()];
             self.tile(buffers, &rows_of_weights, linear.inputs, x, rows, tile);
             finish(tile, scales.map(|s| s[if s.len() == 1 { 0 } else { expert }]), None);
