@@ -11,6 +11,7 @@ use gguf::Metadata;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
+use crate::progress::Waiting;
 
 /// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
 const CHUNK_TOKENS: usize = 512;
@@ -29,6 +30,7 @@ pub fn engine(
     let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
     let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
     let path = model.path()?;
+    let _waiting = Waiting::start("loading the model");
     let engine = Engine::load(&path, &config)
         .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
     for warning in &engine.model().spec.warnings {

@@ -181,7 +181,7 @@ fn with_patience<T>(download: &Download<'_>, mut ask: impl FnMut() -> Result<T, 
         match ask() {
             Err(fault) if fault.is_passing() => {
                 let pause = download::pause(&fault, failures);
-                tracing::warn!("{fault}: trying again in {} s", pause.as_secs());
+                tracing::warn!("{}; trying again in {} s", fault.cause(), pause.as_secs());
                 (download.wait)(pause);
             }
             outcome => return outcome,
