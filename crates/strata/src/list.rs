@@ -33,7 +33,7 @@ pub fn list(args: &ListArgs) -> Result<(), Error> {
     let total: u64 = stored.iter().map(Stored::bytes).sum();
     if args.json {
         return Output::new().json(&json!({
-            "folder": data.root(),
+            "folder": data.root().to_string_lossy(),
             "bytes": total,
             "models": stored.iter().map(model_json).collect::<Vec<_>>(),
         }));
@@ -53,7 +53,7 @@ fn model_json(model: &Stored) -> serde_json::Value {
     json!({
         "name": model.name(),
         "repository": model.repository.as_ref().map(ToString::to_string),
-        "path": model.first_path(),
+        "path": model.first_path().to_string_lossy(),
         "bytes": model.bytes(),
         "files": model.count,
         "files_whole": model.whole.len(),

@@ -13,6 +13,7 @@ use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
+use crate::progress::Waiting;
 
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -46,6 +47,7 @@ pub fn engine(
         isa: compute.isa,
         chunk_tokens: plan.options.chunk_tokens,
     };
+    let _waiting = Waiting::start("loading the model");
     let engine = Engine::load(&path, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");

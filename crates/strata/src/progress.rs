@@ -1,13 +1,19 @@
-//! A bar on the terminal for work that lasts.
+//! A bar or a spinner on the terminal for work that lasts.
 
 use std::cell::Cell;
+use std::io::{self, IsTerminal};
 use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// What is done sooner needs no bar.
 const HIDDEN_FOR: Duration = Duration::from_secs(1);
+
+/// Between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(100);
 
 /// The bar that lines on standard error must not run into.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
@@ -59,6 +65,45 @@ impl Drop for Progress {
         if self.is_shown.get() {
             *SHOWN.lock().expect("no holder panics") = None;
         }
+    }
+}
+
+/// Work of unknown length; shown once it has lasted a second, on a terminal only, and gone with the value.
+pub struct Waiting {
+    ended: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// From now on.
+    pub fn start(what: &str) -> Waiting {
+        if !io::stderr().is_terminal() {
+            return Waiting { ended: None, thread: None };
+        }
+        let (ended, end) = mpsc::channel::<()>();
+        let what = crate::output::plain(what);
+        let show = move || {
+            // The sender says nothing; it goes when the work is done.
+            if end.recv_timeout(HIDDEN_FOR) == Err(RecvTimeoutError::Timeout) {
+                let bar = ProgressBar::new_spinner().with_message(what);
+                bar.enable_steady_tick(TICK);
+                *SHOWN.lock().expect("no holder panics") = Some(bar.clone());
+                let _ = end.recv();
+                *SHOWN.lock().expect("no holder panics") = None;
+                bar.finish_and_clear();
+            }
+        };
+        // Without a thread there is no spinner, which nobody misses.
+        let thread = std::thread::Builder::new().name("spinner".into()).spawn(show).ok();
+        Waiting { ended: Some(ended), thread }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.ended.take());
+        // Joined, so that what is printed next does not run into the spinner.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

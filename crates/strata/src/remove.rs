@@ -15,7 +15,7 @@ use crate::pull::part::{companions, io_error, lock};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  strata rm OWNER/REPO:Q4_K_M
+  strata rm OWNER/REPO:Q4_K_M --yes
   strata rm OWNER/REPO --yes
 
 A repository's name stands for all that was pulled from it. Nothing outside of the data folder is ever removed, and of a link

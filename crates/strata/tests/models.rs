@@ -300,6 +300,34 @@ fn a_full_disk_and_a_read_only_folder_end_a_pull() {
     assert!(read_only.stderr.contains("Read-only file system"), "{read_only:?}");
 }
 
+/// There was room when the pull began, and then somebody else took it: what came stays.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_fills_on_the_way_ends_a_pull() {
+    let home = Home::new();
+    let root = home.folder.path().to_owned();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none", &text(&root)]).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        return;
+    }
+    let bytes = std::fs::read(oracle::model("q2-tiny-F32")).expect("read");
+    let list = json!({"siblings": [{"rfilename": "x.gguf", "size": bytes.len()}]}).to_string();
+    let filler = root.join("filler");
+    let stub = Stub::start(move |request| {
+        if request.path.starts_with("/api/") {
+            return Reply::new(200, list.clone());
+        }
+        std::fs::write(&filler, vec![0; 1_500_000]).expect("room for this");
+        Reply::file(request, &bytes, "\"1\"")
+    });
+    let ran = home.run(&["pull", "a/b", "--endpoint", &stub.endpoint()]);
+    let part = std::fs::metadata(root.join("models/hf/a/b/x.gguf.part")).map(|meta| meta.len());
+    unmount(&root);
+    assert_eq!(ran.code, 6, "{ran:?}");
+    assert!(ran.stderr.contains("x.gguf.part: No space left on device"), "{ran:?}");
+    assert!(part.expect("a part") > 0);
+}
+
 #[cfg(target_os = "linux")]
 fn unmount(folder: &Path) {
     let done = Command::new("umount").arg(folder).status().expect("umount is there where mount is");

@@ -80,7 +80,7 @@ impl Download<'_> {
                 return Err(given_up(fault, file, part.len()).into());
             }
             let pause = pause(&fault, failures);
-            tracing::warn!("{fault}: trying again in {} s", pause.as_secs());
+            tracing::warn!("{}; trying again in {} s", fault.cause(), pause.as_secs());
             (self.wait)(pause);
         }
     }

@@ -167,6 +167,18 @@ impl Fault {
         }
     }
 
+    /// What happened, without what to do about it, for when that is being done.
+    pub fn cause(&self) -> String {
+        match self {
+            Fault::Connection { host, cause } => format!("{host}: {cause}"),
+            Fault::Status { host, what, status, .. } => {
+                format!("{host} answered {what} with status {status}")
+            }
+            Fault::Checksum { file, .. } => format!("the parts of {file} that came do not belong together"),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether the server may answer otherwise in a moment.
     pub fn is_passing(&self) -> bool {
         matches!(self, Fault::Status { status: 408 | 425 | 429 | 500..=599, .. })

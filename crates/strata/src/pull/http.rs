@@ -35,9 +35,10 @@ impl Client {
         let wrong = || Fault::Address(endpoint.to_owned());
         let hub: Uri = endpoint.trim_end_matches('/').parse().map_err(|_| wrong())?;
         let host = hub.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
+        let is_here = ["localhost", "127.0.0.1", "[::1]"].contains(&host);
         let is_secure = match hub.scheme_str() {
             Some("https") => true,
-            Some("http") => ["localhost", "127.0.0.1", "[::1]"].contains(&host),
+            Some("http") => is_here,
             _ => return Err(wrong()),
         };
         if token.is_some() && !is_secure {
@@ -53,9 +54,10 @@ impl Client {
             .timeout_resolve(Some(Duration::from_secs(30)))
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_recv_response(Some(Duration::from_secs(120)))
-            .timeout_per_read(Some(Duration::from_secs(60)))
-            .build();
-        Ok(Client { agent: Agent::new_with_config(config), hub, token: token.filter(|_| is_secure) })
+            .timeout_per_read(Some(Duration::from_secs(60)));
+        // No proxy has a way to this machine itself; else the usual variables name one.
+        let config = if is_here { config.proxy(None) } else { config };
+        Ok(Client { agent: Agent::new_with_config(config.build()), hub, token: token.filter(|_| is_secure) })
     }
 
     /// The hub's name for sentences.

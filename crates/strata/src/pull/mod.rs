@@ -181,7 +181,7 @@ fn with_patience<T>(download: &Download<'_>, mut ask: impl FnMut() -> Result<T, 
         match ask() {
             Err(fault) if fault.is_passing() => {
                 let pause = download::pause(&fault, failures);
-                tracing::warn!("{fault}: trying again in {} s", pause.as_secs());
+                tracing::warn!("{}; trying again in {} s", fault.cause(), pause.as_secs());
                 (download.wait)(pause);
             }
             outcome => return outcome,
@@ -221,6 +221,8 @@ fn print_offers(offers: &[&Offer], as_json: bool) -> Result<(), Error> {
 
 fn print(args: &PullArgs, offer: &Offer, first: &Path) -> Result<(), Error> {
     let name = format!("{}:{}", args.model.repository, offer.path());
+    // What came is right as the hub has it, and may still be no model.
+    let summary = inspect::summary(first)?;
     if args.json {
         let file = |file: &RemoteFile| {
             let sha256 = match &file.content {
@@ -231,12 +233,12 @@ fn print(args: &PullArgs, offer: &Offer, first: &Path) -> Result<(), Error> {
         };
         return Output::new().json(&json!({
             "name": name,
-            "path": first,
+            "path": first.to_string_lossy(),
+            "summary": summary,
             "bytes": offer.bytes(),
             "files": offer.files.iter().map(file).collect::<Vec<_>>(),
         }));
     }
-    let summary = inspect::summary(first)?;
     Output::new().document(|out| {
         writeln!(out, "{name} is here: {summary}")?;
         writeln!(out, "Answer a prompt with it: strata run -m '{name}' -p TEXT")
