@@ -1,21 +1,32 @@
 //! How many bytes a token costs.
 
 use crate::models::{
-    DeltaNetSpec, FeedForward, GateUp, LayerSpec, Linear, Mixer, ModelSpec, QkvProjection, ReadSpec,
+    DeltaNetSpec, FeedForward, GateUp, LayerSpec, Linear, Mixer, ModelSpec, QkvProjection, ReadSpec, TensorId,
 };
 use crate::state::KvType;
-use crate::weights::Weights;
 
 /// Bytes of weights that one token's forward pass reads.
-pub(crate) fn active_bytes(spec: &ModelSpec, weights: &Weights) -> usize {
-    let mut count = Count::layers(spec, weights);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ActiveBytes {
+    /// By every token: all that is not a routed expert, and a row of the embedding table.
+    pub dense: usize,
+    /// Of routed experts.
+    pub experts: usize,
+}
+
+/// What one token's forward pass reads; `bytes_of` answers with a tensor's bytes.
+pub(crate) fn active_bytes(spec: &ModelSpec, bytes_of: &dyn Fn(TensorId) -> usize) -> ActiveBytes {
+    let mut count = Count::layers(spec, bytes_of);
     count.linear(&spec.output);
-    count.bytes + weights.rows(spec.embedding).row_bytes()
+    ActiveBytes {
+        dense: count.bytes - count.expert_bytes + bytes_of(spec.embedding) / spec.vocabulary,
+        experts: count.expert_bytes,
+    }
 }
 
 /// Multiplications by weights that one token's forward pass makes before the head.
-pub(crate) fn layer_products(spec: &ModelSpec, weights: &Weights) -> usize {
-    Count::layers(spec, weights).products
+pub(crate) fn layer_products(spec: &ModelSpec) -> usize {
+    Count::layers(spec, &|_| 0).products
 }
 
 /// Bytes of state that the pass of the token after `cells` others reads: keys and values, of a sparse layer those it may
@@ -35,27 +46,32 @@ pub(crate) fn state_bytes_read(spec: &ModelSpec, kv: KvType, cells: usize) -> us
 }
 
 struct Count<'a> {
-    weights: &'a Weights,
+    bytes_of: &'a dyn Fn(TensorId) -> usize,
     bytes: usize,
+    /// The part of `bytes` that is routed experts'.
+    expert_bytes: usize,
     products: usize,
 }
 
 impl Count<'_> {
     /// Everything between the embedding and the head.
-    fn layers<'a>(spec: &ModelSpec, weights: &'a Weights) -> Count<'a> {
-        let mut count = Count { weights, bytes: 0, products: 0 };
+    fn layers<'a>(spec: &ModelSpec, bytes_of: &'a dyn Fn(TensorId) -> usize) -> Count<'a> {
+        let mut count = Count { bytes_of, bytes: 0, expert_bytes: 0, products: 0 };
         spec.layers.iter().for_each(|layer| count.layer(layer));
         count.read(&spec.output_read);
         count
     }
 
     fn linear(&mut self, linear: &Linear) {
-        self.part(linear, 1, 1);
+        self.bytes += (self.bytes_of)(linear.weight);
+        self.products += linear.inputs * linear.outputs;
     }
 
     /// `used` of `experts` stacked matrices.
     fn part(&mut self, linear: &Linear, used: usize, experts: usize) {
-        self.bytes += self.weights.held_bytes(linear.weight) / experts * used;
+        let bytes = (self.bytes_of)(linear.weight) / experts * used;
+        self.bytes += bytes;
+        self.expert_bytes += bytes;
         self.products += linear.inputs * linear.outputs * used;
     }
 

@@ -29,6 +29,9 @@ pub enum LoadError {
     /// No memory for what the model needs.
     #[error(transparent)]
     Memory(#[from] sys::memory::OutOfMemory),
+    /// No addresses for what the model needs.
+    #[error(transparent)]
+    Arena(#[from] sys::arena::ArenaError),
     /// The machine refuses what the engine needs from it.
     #[error("cannot start {threads} threads: {reason}")]
     Threads {
@@ -164,10 +167,14 @@ pub enum StepError {
         context_tokens: usize,
     },
     /// Memory ran out.
-    #[error("no memory for {bytes} more bytes of conversation state")]
+    #[error("no memory for {bytes} more bytes of {what}{}", budget(left_bytes))]
     OutOfMemory {
+        /// What they are for.
+        what: &'static str,
         /// Bytes asked for.
         bytes: usize,
+        /// Bytes of its budget that are left, where it has one and that was what ran out.
+        left_bytes: Option<usize>,
     },
 }
 
@@ -195,6 +202,15 @@ pub enum StateError {
         /// Here.
         wanted: String,
     },
+}
+
+fn budget(left_bytes: &Option<usize>) -> String {
+    match left_bytes {
+        Some(left) => {
+            format!(": {left} bytes of their budget are left; end another sequence or take a smaller context")
+        }
+        None => ": the system has not so many to give".into(),
+    }
 }
 
 fn culprit(tensor: &Option<String>) -> String {

@@ -13,6 +13,8 @@ pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod graph;
+pub mod inventory;
+pub mod memory;
 pub mod model;
 pub mod models;
 pub mod policy;
@@ -36,5 +38,5 @@ pub use sampler::{Dry, LogProbabilities, Sampled, Sampler, Sampling, SamplingErr
 pub use service::{Answer, Service, ServiceCounts, ServiceLimits, SubmitError};
 pub use stage::Stage;
 pub use state::{KvType, State};
-pub use weights::Weights;
+pub use weights::{Loading, Weights};
 pub use window::Window;

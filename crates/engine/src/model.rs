@@ -8,7 +8,7 @@ use gguf::{Metadata, ModelFile};
 use crate::error::LoadError;
 use crate::graph::{self, Graph};
 use crate::models::{ModelSpec, read_spec};
-use crate::state::{KvType, ModelIdentity, State, StateLayout};
+use crate::state::{KvPool, KvType, ModelIdentity, State, StateLayout};
 use crate::weights::Weights;
 use crate::{error::StepError, models::TensorId};
 
@@ -19,6 +19,8 @@ pub struct LoadOptions {
     pub kv: KvType,
     /// Most tokens of a sequence; the model's own limit if absent.
     pub context_tokens: Option<usize>,
+    /// Sequences of full length whose keys and values may be in memory at once; without a limit if absent.
+    pub sequences: Option<usize>,
     /// A file that holds the draft layer.
     pub draft: Option<PathBuf>,
 }
@@ -37,6 +39,10 @@ pub struct Model {
     pub layout: Arc<StateLayout>,
     /// What a sequence keeps for the draft layer.
     pub draft_layout: Option<Arc<StateLayout>>,
+    /// Where the trunk's keys and values come from.
+    pub kv: Arc<KvPool>,
+    /// Where those of the draft layer come from.
+    pub draft_kv: Option<Arc<KvPool>>,
     /// What states of this model are bound to.
     pub identity: ModelIdentity,
     /// Metadata of the file, for tokenizer and template.
@@ -68,8 +74,12 @@ impl Model {
         let layout = Arc::new(StateLayout::new(spec.layers.iter(), options.kv, context_tokens));
         let draft_layout = (spec.draft.as_ref())
             .map(|d| Arc::new(StateLayout::new(std::iter::once(&d.layer), options.kv, context_tokens)));
+        let kv = KvPool::new(&layout, options.sequences)?;
+        let draft_kv =
+            draft_layout.as_ref().map(|layout| KvPool::new(layout, options.sequences)).transpose()?;
         let identity = identity(&file, &spec, &weights);
-        Ok(Model { spec, weights, trunk, draft, layout, draft_layout, identity, metadata: file.metadata })
+        let metadata = file.metadata;
+        Ok(Model { spec, weights, trunk, draft, layout, draft_layout, kv, draft_kv, identity, metadata })
     }
 
     /// An empty sequence.
@@ -77,7 +87,7 @@ impl Model {
     /// # Errors
     /// [`StepError::OutOfMemory`].
     pub fn new_state(&self) -> Result<State, StepError> {
-        State::new(self.layout.clone())
+        State::new(self.layout.clone(), &self.kv)
     }
 
     /// An empty sequence of the draft layer.
@@ -85,19 +95,21 @@ impl Model {
     /// # Errors
     /// [`StepError::OutOfMemory`].
     pub fn new_draft_state(&self) -> Result<State, StepError> {
-        State::new(self.draft_layout.clone().expect("a model with a draft layer"))
+        let layout = self.draft_layout.clone().expect("a model with a draft layer");
+        State::new(layout, self.draft_kv.as_ref().expect("a model with a draft layer"))
     }
 
     /// Bytes of weights that one token's forward pass reads: all but the embedding table (of which a row is read), with
     /// the chosen experts of each routed layer.
     pub fn active_bytes(&self) -> usize {
-        crate::accounting::active_bytes(&self.spec, &self.weights)
+        let active = crate::accounting::active_bytes(&self.spec, &|id| self.weights.held_bytes(id));
+        active.dense + active.experts
     }
 
     /// Multiplications by weights that one token's forward pass makes, without those of the head, which a prompt needs
     /// for its last token only.
     pub fn layer_products(&self) -> usize {
-        crate::accounting::layer_products(&self.spec, &self.weights)
+        crate::accounting::layer_products(&self.spec)
     }
 
     /// Bytes of state that the pass of the token after `cells` others reads.

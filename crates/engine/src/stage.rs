@@ -8,8 +8,9 @@ use sys::pool::Pool;
 use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
 use crate::error::{LoadError, StepError};
 use crate::graph::{Domain, Graph, Node, Tap, TapSource};
+use crate::memory::experts_used;
 use crate::model::Model;
-use crate::models::{FeedForward, TensorId};
+use crate::models::TensorId;
 use crate::state::State;
 use crate::window::{Input, Row, Span, Window};
 
@@ -158,7 +159,7 @@ fn run<B: Backend>(
     // All memory comes before the first state is touched.
     buffers.set_rows(Domain::Window, window.rows.len())?;
     buffers.set_rows(Domain::Outputs, outputs.len())?;
-    buffers.set_rows(Domain::Assignments, window.rows.len() * experts_used_max(model))?;
+    buffers.set_rows(Domain::Assignments, window.rows.len() * experts_used(&model.spec))?;
     open(window, states)?;
     let mut pass = Pass {
         weights: &model.weights,
@@ -214,16 +215,6 @@ fn run_segments<B: Backend>(
         Some(path) => Err(StepError::FileDamaged { path: path.to_owned() }),
         None => Ok(()),
     }
-}
-
-/// Most experts that a row uses in a layer.
-fn experts_used_max(model: &Model) -> usize {
-    let layers = model.spec.layers.iter().chain(model.spec.draft.iter().map(|draft| &draft.layer));
-    let used = layers.map(|layer| match &layer.feed_forward {
-        FeedForward::Experts(experts) => experts.used,
-        FeedForward::Dense(_) => 0,
-    });
-    used.max().unwrap_or(0)
 }
 
 /// Adds to an error about a number in the rows of `spans` the tensor that it came from.

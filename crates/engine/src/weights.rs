@@ -17,6 +17,34 @@ pub struct Weights {
     held: Vec<Held>,
 }
 
+/// How weights come into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Loading {
+    /// The file is mapped: its pages come when they are first used, and the system may drop them again.
+    #[default]
+    Mapped,
+    /// The file is read to its end into memory of this process.
+    Read,
+}
+
+impl Loading {
+    /// Every way.
+    pub const ALL: [Loading; 2] = [Loading::Mapped, Loading::Read];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Loading::Mapped => "mapped",
+            Loading::Read => "read",
+        }
+    }
+
+    /// The way of that name.
+    pub fn from_name(name: &str) -> Option<Loading> {
+        Loading::ALL.into_iter().find(|loading| loading.name() == name)
+    }
+}
+
 /// Larger tensors are not searched for the number that spoilt a pass.
 const SEARCHED_BYTES_MAX: usize = 256 << 20;
 

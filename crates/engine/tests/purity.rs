@@ -146,7 +146,7 @@ fn drafts_do_not_matter(case: &Case, rows_max: usize) {
 
 fn stored_and_restored(case: &Case, state: &State) -> State {
     let bytes = state.to_bytes(case.model.identity);
-    State::from_bytes(&bytes, case.empty.layout().clone(), case.model.identity).unwrap()
+    State::from_bytes(&bytes, case.empty.layout().clone(), case.model.identity, &case.model.kv).unwrap()
 }
 
 /// Snapshots in the middle: the original, a copy and a stored one go on in turns; another copy reads something else.

@@ -8,7 +8,7 @@ use engine::backend::{Backend, Buffers, Cpu, Pass};
 use engine::graph::Node;
 use engine::models::{LayerSpec, Mixer, ReadSpec};
 use engine::stage::Stage;
-use engine::state::{CellBlock, KvType, ModelIdentity, State, StateLayout};
+use engine::state::{CellBlock, KvPool, KvType, ModelIdentity, State, StateLayout};
 use engine::window::{Input, Window};
 use engine::{LoadOptions, Model, StateError, StepError};
 use kernels::PARTITION_CELLS;
@@ -54,7 +54,7 @@ fn the_real_model_keeps_what_its_specification_says() {
     let ngram_tail = 9 * 10240 * 4;
     assert_eq!(matrices, 108 << 20);
     assert_eq!((tails / 36, ngram_tail), (120 << 10, 360 << 10));
-    let empty = State::new(half.clone()).unwrap();
+    let empty = State::new(half.clone(), &KvPool::new(&half, None).unwrap()).unwrap();
     assert_eq!(empty.bytes(), matrices + tails + ngram_tail);
     assert_eq!(empty.ngram_history().len(), 2);
 
@@ -210,7 +210,7 @@ fn tiny(kv: KvType) -> (Arc<Model>, Stage<Cpu>, Prompt) {
 fn a_stored_state_is_restored_or_refused_whole() {
     let (model, mut stage, prompt) = tiny(KvType::F16);
     let bytes = busy_state(&mut stage, &prompt).to_bytes(model.identity);
-    let restore = |bytes: &[u8]| State::from_bytes(bytes, model.layout.clone(), model.identity);
+    let restore = |bytes: &[u8]| State::from_bytes(bytes, model.layout.clone(), model.identity, &model.kv);
     assert_eq!(restore(&bytes).unwrap().to_bytes(model.identity), bytes);
 
     let len = bytes.len();
@@ -257,7 +257,7 @@ fn a_lying_state_is_refused_or_harmless() {
         }
         let checksum = crc32fast::hash(&lying);
         lying.extend_from_slice(&checksum.to_le_bytes());
-        match State::from_bytes(&lying, model.layout.clone(), model.identity) {
+        match State::from_bytes(&lying, model.layout.clone(), model.identity, &model.kv) {
             Err(_) => refused += 1,
             Ok(mut state) => {
                 accepted += 1;
@@ -275,7 +275,7 @@ fn a_foreign_state_is_refused_by_name() {
     let (model, mut stage, prompt) = tiny(KvType::F16);
     let bytes = busy_state(&mut stage, &prompt).to_bytes(model.identity);
     let refusal = |bytes: &[u8], layout: &Arc<StateLayout>, identity| {
-        State::from_bytes(bytes, layout.clone(), identity).err().expect("a refusal").to_string()
+        State::from_bytes(bytes, layout.clone(), identity, &model.kv).err().expect("a refusal").to_string()
     };
     let single = tiny(KvType::F32).0;
     assert_eq!(
@@ -325,9 +325,72 @@ fn a_state_fits_wherever_its_tokens_do() {
     let (model, mut stage, prompt) = tiny(KvType::F16);
     let bytes = busy_state(&mut stage, &prompt).to_bytes(model.identity);
     let layout = |context_tokens| Arc::new(StateLayout { context_tokens, ..(*model.layout).clone() });
-    assert!(State::from_bytes(&bytes, layout(17), model.identity).is_ok());
-    let error = State::from_bytes(&bytes, layout(16), model.identity).err().unwrap();
+    assert!(State::from_bytes(&bytes, layout(17), model.identity, &model.kv).is_ok());
+    let error = State::from_bytes(&bytes, layout(16), model.identity, &model.kv).err().unwrap();
     assert_eq!(error, StateError::TooLong { tokens: 17, context_tokens: 16 });
+}
+
+/// A pool for one sequence of 300 tokens holds a step of 16 MiB: some conversations of the tiny model, then no more. What
+/// is refused changes nothing, and memory comes back when states go.
+#[test]
+fn cells_come_from_a_budget_and_go_back() {
+    let options = LoadOptions { context_tokens: Some(300), sequences: Some(1), ..LoadOptions::default() };
+    let model = Arc::new(Model::load(&f32_model("q4e-tiny"), &options).unwrap());
+    let mut stage = stage_of(&model, 1, None);
+    let prompt = Prompt::random(&model.spec, 300, &mut Random::new(7));
+    let read = |stage: &mut Stage<Cpu>, state: &mut State, rows: usize| {
+        let mut window = Window::default();
+        let part = Part { outputs: Wanted::None, ..Part::of(0, rows) };
+        prompt.push(&model.spec, &mut window, state.tokens()..state.tokens() + rows, &part);
+        run(stage, &window, &mut [state]).map(|_| ())
+    };
+    let (block, budget) = (model.layout.block_bytes(), model.kv.counters().budget);
+    assert_eq!((budget, model.kv.counters().committed), (16 << 20, 0));
+    let mut first = model.new_state().unwrap();
+    read(&mut stage, &mut first, 200).unwrap();
+    assert_eq!((model.kv.counters().committed, model.kv.counters().leased), (16 << 20, block));
+    let before = first.to_bytes(model.identity);
+    // A fork takes nothing until one side writes.
+    let mut forks: Vec<State> = (0..budget / block - 1).map(|_| first.clone()).collect();
+    assert_eq!(model.kv.counters().leased, block);
+    for fork in &mut forks {
+        read(&mut stage, fork, 1).unwrap();
+    }
+    let mut last = first.clone();
+    let error = read(&mut stage, &mut last, 1).unwrap_err();
+    let left_bytes = Some(budget % block);
+    assert_eq!(error, StepError::OutOfMemory { what: "keys and values", bytes: block, left_bytes });
+    assert!(error.to_string().starts_with(&format!("no memory for {block} more bytes of keys and values: ")));
+    assert_eq!(last.to_bytes(model.identity), before);
+    forks.pop();
+    read(&mut stage, &mut last, 1).unwrap();
+    drop((first, forks, last));
+    assert_eq!((model.kv.counters().committed, model.kv.counters().leased), (0, 0));
+}
+
+/// What a conversation left in a block that went back was stored with the next one's state.
+#[test]
+fn a_block_that_was_used_before_shows_nothing_of_it() {
+    let (model, mut stage, prompt) = tiny(KvType::F16);
+    let stored = |stage: &mut Stage<Cpu>, rows: usize| {
+        let mut state = model.new_state().unwrap();
+        let mut window = Window::default();
+        prompt.push(&model.spec, &mut window, 0..rows, &Part::of(0, rows));
+        run(stage, &window, &mut [&mut state]).unwrap();
+        state.to_bytes(model.identity)
+    };
+    let fresh = stored(&mut stage, 3);
+    // Its step stays committed, since another state has a block of it.
+    let mut other = model.new_state().unwrap();
+    let mut window = Window::default();
+    prompt.push(&model.spec, &mut window, 0..3, &Part::of(0, 3));
+    let mut long = model.new_state().unwrap();
+    let mut window_long = Window::default();
+    prompt.push(&model.spec, &mut window_long, 0..20, &Part::of(0, 20));
+    run(&mut stage, &window_long, &mut [&mut long]).unwrap();
+    run(&mut stage, &window, &mut [&mut other]).unwrap();
+    drop(long);
+    assert_eq!(stored(&mut stage, 3), fresh);
 }
 
 /// A window that is refused because one sequence has no room leaves all of its sequences as they were, those with

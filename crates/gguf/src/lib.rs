@@ -24,5 +24,5 @@ pub mod write;
 pub use error::{Error, Fault};
 pub use header::{ALIGNMENT_DEFAULT, ALIGNMENT_MAX, ALIGNMENT_MIN, HEADER_BYTES_MAX, KEYS_MAX, TENSORS_MAX};
 pub use metadata::{Array, Metadata, StringArray, Value};
-pub use split::{ModelFile, SHARDS_MAX, Shard};
+pub use split::{ModelFile, SHARDS_MAX, Shard, ShardName};
 pub use tensor::{TensorInfo, TensorType};

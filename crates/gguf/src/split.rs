@@ -253,11 +253,13 @@ fn model_in_folder(folder: &Path) -> Result<PathBuf, Error> {
 
 /// The parts of `<stem>-<no>-of-<count>.gguf`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct ShardName {
-    stem: String,
+pub struct ShardName {
+    /// What all files of the set begin with.
+    pub stem: String,
     /// From 1.
-    no: u64,
-    count: u64,
+    pub no: u64,
+    /// Files of the set.
+    pub count: u64,
     /// Digits of `no` and of `count`, leading zeros included.
     digits: (usize, usize),
     /// `.gguf`, in the letters of the name.
@@ -265,7 +267,8 @@ struct ShardName {
 }
 
 impl ShardName {
-    fn parse(file_name: &str) -> Option<ShardName> {
+    /// The parts of a file's name; `None` if it is none of a set's.
+    pub fn parse(file_name: &str) -> Option<ShardName> {
         let extension_start = file_name.len().checked_sub(".gguf".len())?;
         let (rest, extension) = file_name.split_at_checked(extension_start)?;
         if !extension.eq_ignore_ascii_case(".gguf") {
@@ -288,7 +291,7 @@ impl ShardName {
     }
 
     /// The name of another shard of the same set.
-    fn of_shard(&self, no: u64) -> String {
+    pub fn of_shard(&self, no: u64) -> String {
         let (no_digits, count_digits) = self.digits;
         format!("{}-{no:0no_digits$}-of-{:0count_digits$}{}", self.stem, self.count, self.extension)
     }

@@ -11,6 +11,7 @@ use crate::args::{ComputeArgs, ModelArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
 use crate::prepare;
+use crate::progress::Progress;
 
 /// The arguments of `strata bench`.
 #[derive(Debug, clap::Args)]
@@ -60,18 +61,21 @@ const WARM_UP_TOKENS: usize = 32;
 /// Those of the model, of computing and of the streams.
 pub fn bench(args: &BenchArgs) -> Result<(), Error> {
     let context_tokens = (args.prompt_tokens + args.tokens).max(WARM_UP_TOKENS) + 1;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(context_tokens))?;
+    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(context_tokens), 2)?;
     let threads = engine.stage().backend().pool().threads();
     let pool = Pool::new(threads).map_err(|error| Error::Measure(error.to_string()))?;
     let prompt = prompt(args.prompt_tokens.max(WARM_UP_TOKENS), engine.model().spec.vocabulary);
     let mut state = engine.model().new_state()?;
     engine.read(&mut state, &prompt[..WARM_UP_TOKENS])?;
     let mut rounds = Vec::with_capacity(args.repeat);
+    let progress = Progress::count("measuring, rounds", args.repeat as u64);
     for round in 1..=args.repeat {
         let measured = measure(&mut engine, &pool, &prompt[..args.prompt_tokens], args.tokens)?;
         tracing::info!("round {round} of {} is done", args.repeat);
+        progress.set(round as u64);
         rounds.push(measured);
     }
+    drop(progress);
     let report = Report::new(engine.model(), args, &rounds);
     if args.json {
         return Output::new().json(&report.json(&engine, args, &rounds));

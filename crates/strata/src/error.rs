@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chat::{ChatError, ConstraintError};
+use engine::memory::{Change, Refusal};
 use engine::{LoadError, RequestError, StepError, SubmitError};
 
 use crate::repl::WrongCommand;
+
+use crate::pull::fault::Fault;
 
 /// Why a command ended early. `Display` is the one sentence that the user reads.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +25,48 @@ pub enum Error {
         path: PathBuf,
         /// The cause.
         source: Box<LoadError>,
+    },
+    /// Neither a file nor a name.
+    #[error(
+        "there is no file `{name}`, and no model of that name in {}{}; strata pull hf:OWNER/REPO gets one",
+        folder.display(),
+        nearest_sentence(nearest)
+    )]
+    UnknownModel {
+        /// As given.
+        name: String,
+        /// Where models are looked for.
+        folder: PathBuf,
+        /// Names that may have been meant, nearest first.
+        nearest: Vec<String>,
+    },
+    /// No file, and nowhere to look for names.
+    #[error("there is no file `{name}`, and to look for models by name HOME or STRATA_HOME must be set")]
+    UnknownModelNoData {
+        /// As given.
+        name: String,
+    },
+    /// Several models of a name.
+    #[error("`{name}` fits {count} models, of which one must be named: {}", names.join(", "))]
+    AmbiguousModel {
+        /// As given.
+        name: String,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: Vec<String>,
+    },
+    /// Nowhere to keep models.
+    #[error("there is no home folder to keep models in: set HOME, or STRATA_HOME to a folder for them")]
+    NoDataFolder,
+    /// Nothing was pulled.
+    #[error(transparent)]
+    Pull(#[from] Fault),
+    /// Nothing was removed.
+    #[error("{names} stays: say y when asked, or give --yes")]
+    NotConfirmed {
+        /// What would have been removed.
+        names: String,
     },
     /// The file's tokenizer cannot be used.
     #[error("cannot use the tokenizer of {}: {source}", path.display())]
@@ -57,6 +102,14 @@ pub enum Error {
         tokens: usize,
         /// What there is.
         available: u64,
+    },
+    /// The memory of this machine does not hold what is wanted.
+    #[error("{}", refusal_sentence(path, .refusal))]
+    DoesNotFit {
+        /// As given.
+        path: PathBuf,
+        /// Both numbers, and what would fit.
+        refusal: Box<Refusal>,
     },
     /// Too little to compute a perplexity from.
     #[error("the text has {found} tokens; one chunk needs {needed}: take a longer text or a smaller --ctx")]
@@ -133,13 +186,19 @@ pub enum Error {
 }
 
 impl Error {
-    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 9
-    /// the network.
+    /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the
+    /// network, 8 memory, 9 the address to serve at.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
             Error::Load { source, .. } if matches!(**source, LoadError::InstructionSet { .. }) => 2,
-            Error::Load { .. } | Error::Tokenizer { .. } => 3,
+            Error::NoDataFolder | Error::NotConfirmed { .. } => 2,
+            Error::Pull(fault) => fault.exit_code(),
+            Error::Load { .. }
+            | Error::Tokenizer { .. }
+            | Error::UnknownModel { .. }
+            | Error::UnknownModelNoData { .. }
+            | Error::AmbiguousModel { .. } => 3,
             Error::Template(_)
             | Error::NotText { .. }
             | Error::TextTooLong { .. }
@@ -155,6 +214,7 @@ impl Error {
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
             Error::Listen(_) => 9,
+            Error::DoesNotFit { .. } => 8,
         }
     }
 }
@@ -209,10 +269,29 @@ fn load_sentence(path: &Path, error: &LoadError) -> String {
     }
 }
 
+/// With the settings as the command line spells them.
+fn refusal_sentence(path: &Path, refusal: &Refusal) -> String {
+    let sentence = refusal.sentence(|change| match change {
+        Change::Loading(loading) => format!("--weights {}", loading.name()),
+        Change::Kv(kv) => format!("--kv {}", kv.name()),
+        Change::Context(tokens) => format!("--ctx {tokens}"),
+        Change::Sequences(sequences) => format!("--parallel {sequences}"),
+        Change::Chunk(tokens) => format!("--chunk {tokens}"),
+    });
+    format!("{} does not fit: {sentence}", path.display())
+}
+
 /// A template that is missing says itself what to do.
 fn template_sentence(error: &chat::Error) -> String {
     match error {
         chat::Error::NoTemplate => error.to_string(),
         error => format!("{error}; --raw gives the prompt as it is"),
+    }
+}
+
+fn nearest_sentence(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        names => format!("; the nearest are {}", names.join(", ")),
     }
 }

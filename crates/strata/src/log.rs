@@ -1,14 +1,14 @@
 //! What is told on the way, as against results and errors: one line each, on standard error.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::output;
+use crate::{output, progress};
 
 /// Lets messages of this weight and more through, from here to the end of the process.
 pub fn start(level: Level) {
@@ -17,10 +17,23 @@ pub fn start(level: Level) {
         .with_ansi(false)
         // Nobody may be there to read it, which is no reason to stop.
         .log_internal_errors(false)
-        .with_writer(io::stderr)
+        .with_writer(|| BesideBar)
         .event_format(Lines)
         .finish();
     tracing::subscriber::set_global_default(subscriber).expect("nothing else in this process takes messages");
+}
+
+/// Standard error, as long as no bar is in the way.
+struct BesideBar;
+
+impl Write for BesideBar {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        progress::beside(|| io::stderr().write(line))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// `WEIGHT: TEXT`, in one line whatever the text holds.

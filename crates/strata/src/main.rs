@@ -7,11 +7,18 @@
 mod args;
 mod bench;
 mod error;
+mod inspect;
+mod list;
 mod log;
 mod logits;
+mod models;
 mod output;
 mod perplexity;
+mod plan;
 mod prepare;
+mod progress;
+mod pull;
+mod remove;
 mod repl;
 mod run;
 mod serve;
@@ -38,7 +45,12 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::logits(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Pull(args) => pull::pull(&args),
+        Command::List(args) => list::list(&args),
+        Command::Rm(args) => remove::remove(&args),
     };
     match result {
         Ok(()) | Err(Error::ReaderGone) => ExitCode::SUCCESS,

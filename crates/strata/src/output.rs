@@ -4,6 +4,7 @@ use std::fmt::Arguments;
 use std::io::{self, IsTerminal, Write};
 
 use crate::error::Error;
+use crate::progress;
 
 /// Standard output, which may be closed by its reader at any time.
 pub struct Output {
@@ -68,7 +69,23 @@ pub fn colours() -> bool {
 
 /// A line on standard error; nobody may be there to read it.
 pub fn note(text: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = progress::beside(|| writeln!(io::stderr(), "{text}"));
+}
+
+/// Bytes in the unit in which people speak of files: powers of ten, three digits.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1e3;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.digits$} {}", UNITS[unit])
 }
 
 /// Text from a file or the command line as part of one plain sentence: control characters, which could end the line or
@@ -95,7 +112,21 @@ fn fault(source: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::plain;
+    use super::{plain, size};
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let told: Vec<String> =
+            [0, 999, 1000, 9994, 9996, 99_960, 999_499, 999_500, 70_123_456_789, u64::MAX]
+                .into_iter()
+                .map(size)
+                .collect();
+        let wanted = [
+            "0 B", "999 B", "1.00 kB", "9.99 kB", "10.0 kB", "100 kB", "999 kB", "1.00 MB", "70.1 GB",
+            "18447 PB",
+        ];
+        assert_eq!(told, wanted);
+    }
 
     #[test]
     fn a_sentence_is_one_line_and_steers_no_terminal() {

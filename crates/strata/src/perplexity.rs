@@ -11,6 +11,7 @@ use crate::args::{ComputeArgs, ModelArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
 use crate::prepare;
+use crate::progress::Progress;
 
 /// The arguments of `strata perplexity`.
 #[derive(Debug, clap::Args)]
@@ -53,7 +54,7 @@ const SCORED_ROWS_MAX: usize = 64;
 /// Every kind.
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let text = prepare::file_text(&args.file)?;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx))?;
+    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx), 1)?;
     let format = prepare::format(&args.model, &engine.model().metadata)?;
     let tokenizer = format.tokenizer();
     // A text's "<|im_end|>" is text here.
@@ -67,10 +68,14 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     }
     let chunks = (tokens.len() / args.ctx).min(args.chunks.unwrap_or(usize::MAX));
     let mut scores = Scores::default();
+    let progress = Progress::count("scoring, chunks", chunks as u64);
     for (i, chunk) in tokens.chunks_exact(args.ctx).take(chunks).enumerate() {
         score(&mut engine, tokenizer, chunk, &mut scores)?;
-        tracing::info!("chunk {} of {chunks}: perplexity {:.4} so far", i + 1, scores.perplexity());
+        let so_far = scores.perplexity();
+        tracing::info!("chunk {} of {chunks}: perplexity {so_far:.4} so far", i + 1);
+        progress.set(i as u64 + 1);
     }
+    drop(progress);
     let (perplexity, error) = (scores.perplexity(), scores.standard_error());
     if args.json {
         return Output::new().json(&json!({

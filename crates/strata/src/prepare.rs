@@ -3,34 +3,45 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
-use engine::{Engine, EngineConfig, KvType, LoadError, LoadOptions, Service, ServiceLimits};
-use gguf::Metadata;
+use engine::memory::{self, Machine, PlanOptions, Shapes};
+use engine::{Engine, EngineConfig, KvType, LoadError, Service, ServiceLimits};
+use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
 
-/// Most prompt tokens of one pass: enough to make every read of the weights count, few enough for small buffers.
-const CHUNK_TOKENS: usize = 512;
-
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// Loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open.
+/// Plans the memory, loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open;
+/// `sequences` may be in memory at once.
 pub fn engine(
     model: &ModelArgs,
     compute: &ComputeArgs,
     kv: KvType,
     context_tokens: Option<usize>,
+    sequences: usize,
 ) -> Result<Engine, Error> {
-    let load = LoadOptions { kv: compute.kv.unwrap_or(kv), context_tokens, draft: None };
-    let threads = compute.threads.unwrap_or_else(sys::topology::threads_default);
-    let config = EngineConfig { load, threads, isa: compute.isa, chunk_tokens: CHUNK_TOKENS };
-    let engine = Engine::load(&model.model, &config)
-        .map_err(|source| Error::Load { path: model.model.clone(), source: Box::new(source) })?;
+    let path = model.path()?;
+    let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
+    let file = file(model)?;
+    let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
+    let options =
+        PlanOptions { context_tokens, kv: compute.kv.unwrap_or(kv), sequences, ..PlanOptions::default() };
+    let plan = memory::plan(&shapes, &Machine::here(), &options)
+        .map_err(|refusal| Error::DoesNotFit { path: path.clone(), refusal })?;
+    plan.to_string().lines().for_each(|line| tracing::info!("{line}"));
+    let config = EngineConfig {
+        load: plan.load_options(),
+        threads: compute.threads.unwrap_or_else(sys::topology::threads_default),
+        isa: compute.isa,
+        chunk_tokens: plan.options.chunk_tokens,
+    };
+    let engine = Engine::load(&path, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
@@ -39,11 +50,13 @@ pub fn engine(
 
 /// The metadata of a model that need not be computed with.
 pub fn metadata(model: &ModelArgs) -> Result<Metadata, Error> {
-    let file = gguf::ModelFile::open(&model.model).map_err(|source| Error::Load {
-        path: model.model.clone(),
-        source: Box::new(LoadError::File(source)),
-    })?;
-    Ok(file.metadata)
+    Ok(file(model)?.metadata)
+}
+
+/// The model's headers.
+pub fn file(model: &ModelArgs) -> Result<ModelFile, Error> {
+    let path = model.path()?;
+    ModelFile::open(&path).map_err(|source| Error::Load { path, source: Box::new(LoadError::File(source)) })
 }
 
 /// The model's side of the text.
@@ -59,7 +72,7 @@ pub fn chat_model(
     context_tokens: Option<usize>,
     limits: ServiceLimits,
 ) -> Result<ChatModel, Error> {
-    let engine = engine(model, compute, KvType::F16, context_tokens)?;
+    let engine = engine(model, compute, KvType::F16, context_tokens, limits.parallel_max)?;
     let service = Service::start(engine, limits).map_err(|source| Error::Io {
         action: "start",
         what: "the engine's thread".into(),
@@ -85,15 +98,6 @@ fn warn_of_long_context(chat: &ChatModel) {
 /// knows none but this.
 pub fn local_time_s() -> Option<i64> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() as i64)
-}
-
-/// Where the lines typed in a conversation are remembered; nowhere without a home folder.
-pub fn history_file() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let data = folder("STRATA_HOME")
-        .or_else(|| folder("XDG_DATA_HOME").map(|data| data.join("strata")))
-        .or_else(|| folder("HOME").map(|home| home.join(".local/share/strata")))?;
-    Some(data.join("chat_history"))
 }
 
 /// A number to seed choices with where the user gave none: nothing but a random number of the operating system's.

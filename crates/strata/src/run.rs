@@ -11,6 +11,7 @@ use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
 use crate::prepare;
+use crate::progress::Progress;
 
 /// The arguments of `strata run`.
 #[derive(Debug, clap::Args)]
@@ -80,9 +81,16 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
         ..ChatRequest::default()
     })?;
     let mut written = Written { output: (!args.json).then(Output::new), ..Written::default() };
+    let mut reading: Option<Progress> = None;
     let end = loop {
-        match answer.next_blocking().expect("an end before the last event") {
-            ChatEvent::Reading { .. } => {}
+        let event = answer.next_blocking().expect("an end before the last event");
+        if !matches!(event, ChatEvent::Reading { .. }) {
+            reading = None;
+        }
+        match event {
+            ChatEvent::Reading { done, of } => {
+                reading.get_or_insert_with(|| Progress::count("reading", of as u64)).set(done as u64);
+            }
             ChatEvent::Thinking(piece) => written.thinking(&piece),
             ChatEvent::Text(piece) => written.text(&piece)?,
             ChatEvent::End(end) => break end,

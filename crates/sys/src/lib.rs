@@ -3,6 +3,7 @@
 //! Each operating-system facility lives in one module behind a safe interface, so that the rest of the program
 //! needs no unsafe code for it. Linux is complete; elsewhere a value that cannot be had is `None`.
 
+pub mod arena;
 pub mod bandwidth;
 pub mod cast;
 mod cgroup;

@@ -3,5 +3,7 @@
 mod aligned;
 mod limits;
 
-pub use aligned::{AlignedBuf, OutOfMemory};
-pub use limits::{Available, Limit, Resident, available, available_on, peak_resident_bytes, resident};
+pub use aligned::{AlignedBuf, OutOfMemory, held_bytes};
+pub use limits::{
+    Available, Limit, Resident, available, available_on, peak_resident_bytes, resident, total_bytes,
+};

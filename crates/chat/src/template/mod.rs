@@ -3,6 +3,8 @@
 //! Run as Hugging Face's `apply_chat_template` runs it, whose behaviour template authors write for. The program comes from
 //! an untrusted file: its work, its memory, its output and the time that one waits for it are bounded.
 
+mod engine;
+mod order;
 mod outside;
 mod python;
 mod source;
@@ -13,15 +15,15 @@ mod variables;
 mod tests;
 
 use std::error::Error as _;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Map;
 
 use crate::{Error, Message, Tokenizer};
+use engine::Compiled;
 use outside::{ControlTexts, Marker, Marks};
 use source::Words;
 use variables::{Arguments, Variables};
@@ -44,20 +46,20 @@ const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }
 /// What one rendering may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps of the template engine; 64 bytes of data made or read count as one step too.
+    /// Steps of the template engine, for one run of the template; 64 bytes of data made or read, and 8 values gone
+    /// through, count as one step too. A prompt may take several runs: see [`Template::render_prompt`].
     pub fuel: u64,
     /// Length of the prompt.
     pub output_bytes_max: usize,
-    /// How long parsing and rendering are waited for, each. The steps bound neither the parser, which takes minutes to
-    /// fold a long chain of constants, nor what the engine does within one step: to compare small lists that hold each
-    /// other many times over can take for ever.
+    /// How long parsing and rendering are waited for, each. The steps bound both; this is for a machine that is too slow
+    /// for them, and for templates that fail late in every order of the messages.
     pub time_max: Duration,
 }
 
 impl Default for Limits {
     /// At most 128 MB of data and about half a second; a conversation of 1,000 messages and 1 MB needs some 5 % of it.
     fn default() -> Limits {
-        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(10) }
+        Limits { fuel: 2_000_000, output_bytes_max: 64 << 20, time_max: Duration::from_secs(2) }
     }
 }
 
@@ -101,6 +103,8 @@ pub struct Template {
 #[derive(Debug)]
 struct Program {
     environment: Environment<'static>,
+    /// Compiled anew for each prompt, in less than a millisecond; the engine's form of it would borrow from here.
+    source: String,
     controls: ControlTexts,
     limits: Limits,
 }
@@ -122,24 +126,24 @@ impl Template {
         if source.len() > SOURCE_BYTES_MAX {
             return Err(Error::TemplateLength { bytes: source.len(), max: SOURCE_BYTES_MAX });
         }
+        if let Some(line) = source::too_long(source) {
+            let reason = "there are too many words within one pair of braces".to_owned();
+            return Err(Error::TemplateSyntax { line, reason });
+        }
         let mut environment = Environment::new();
-        environment.set_syntax(source::syntax());
+        environment.set_debug(false);
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", python::raise_exception);
+        engine::add_guards(&mut environment);
         let controls = ControlTexts::new(control_texts, Words::new(source));
         let source = source::without_generation_tags(source).into_owned();
-        let environment =
-            thread::run(limits.time_max, move || match environment.add_template_owned(NAME, source) {
-                Ok(()) => Ok(environment),
-                Err(error) => {
-                    let (line, reason) = describe(&error);
-                    Err(Error::TemplateSyntax { line, reason })
-                }
-            })??;
-        Ok(Template { program: Arc::new(Program { environment, controls, limits }) })
+        let program = Arc::new(Program { environment, source, controls, limits });
+        let parsed = program.clone();
+        thread::run(limits.time_max, move || parsed.compiled().map(drop))??;
+        Ok(Template { program })
     }
 
     /// The template of a model file, or ChatML if the file has none and the vocabulary has `<|im_start|>`.
@@ -160,39 +164,97 @@ impl Template {
 
     /// The prompt for a conversation.
     ///
+    /// The template is run on the messages as they are. If it refuses or fails, or leaves out what a user or the system
+    /// said, it is run on them in other orders, and with the arguments of calls in other forms. What typed control tokens
+    /// are is then found by one or more runs on marked texts.
+    ///
     /// # Errors
-    /// If the template refuses the messages, fails, or exceeds its limits.
+    /// If there are no messages, or if the template refuses them, fails, or exceeds its limits; then with what it said
+    /// of the messages as they are.
     pub fn render_prompt(&self, input: &RenderInput) -> Result<Rendered, Error> {
         if input.messages.is_empty() {
             return Err(Error::NoMessages);
         }
         let (program, variables) = (self.program.clone(), Variables::new(input));
-        thread::run(self.program.limits.time_max, move || program.prompt(&variables))?
+        thread::run(self.program.limits.time_max, move || {
+            let compiled = program.compiled()?;
+            Rendering { program: &program, compiled, started: Instant::now() }.prompt(variables)
+        })?
     }
 }
 
 impl Program {
-    fn prompt(&self, variables: &Variables) -> Result<Rendered, Error> {
-        let (arguments, text) = self.plain(variables)?;
-        if self.controls.is_empty() {
+    fn compiled(&self) -> Result<Compiled<'_>, Error> {
+        Compiled::new(NAME, &self.source)
+    }
+}
+
+/// A prompt in the making.
+struct Rendering<'a> {
+    program: &'a Program,
+    compiled: Compiled<'a>,
+    started: Instant,
+}
+
+impl Rendering<'_> {
+    fn prompt(&self, mut variables: Variables) -> Result<Rendered, Error> {
+        let (arguments, text) = self.plain(&mut variables)?;
+        let controls = &self.program.controls;
+        if controls.is_empty() {
             return Ok(Rendered { text, outside: Vec::new() });
         }
-        let marks = Marks::new(&self.controls, variables.texts()).ok_or(Error::TemplateMarks)?;
+        let marks = Marks::new(controls, variables.texts()).ok_or(Error::TemplateMarks)?;
         let mut last = Err(Error::TemplateMarks);
         for (extent, form) in marks.ways() {
-            let marker = Marker { controls: &self.controls, marks: &marks, extent, form };
+            let marker = Marker { controls, marks: &marks, extent, form };
             last = self.run(variables.value(arguments, Some(&marker))).map(|text| marks.removed(&text));
             if last.as_ref().is_ok_and(|(same, _)| *same == text) {
                 break;
             }
         }
         let (text, marks) = last?;
-        let outside = outside::outside(&self.controls, &text, &marks);
+        let outside = outside::outside(controls, &text, &marks);
         Ok(Rendered { text, outside })
     }
 
-    /// The prompt without marks, and the form of arguments that the template can write: the first one it does not fail at.
-    fn plain(&self, variables: &Variables) -> Result<(Arguments, String), Error> {
+    /// The prompt without marks: the first one that is complete, or else the first one, of the orders of the messages and
+    /// the forms of arguments. `variables` then have its order.
+    fn plain(&self, variables: &mut Variables) -> Result<(Arguments, String), Error> {
+        let mut incomplete = None;
+        let first = match self.forms(variables) {
+            Ok((arguments, text)) if order::is_complete(&text, &variables.messages) => {
+                return Ok((arguments, text));
+            }
+            Ok((arguments, text)) => {
+                incomplete = Some((arguments, text, variables.messages.clone()));
+                None
+            }
+            Err(error @ (Error::TemplateRun { .. } | Error::TemplateRefused { .. })) => Some(error),
+            Err(error) => return Err(error),
+        };
+        let given = variables.messages.clone();
+        for messages in order::others(&given) {
+            variables.messages = messages;
+            match self.forms(variables) {
+                Ok((arguments, text)) if order::is_complete(&text, &given) => return Ok((arguments, text)),
+                Ok((arguments, text)) => {
+                    incomplete.get_or_insert((arguments, text, variables.messages.clone()));
+                }
+                Err(Error::TemplateRun { .. } | Error::TemplateRefused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match (incomplete, first) {
+            (Some((arguments, text, messages)), _) => {
+                variables.messages = messages;
+                Ok((arguments, text))
+            }
+            (None, first) => Err(first.expect("it is an error, or incomplete")),
+        }
+    }
+
+    /// The prompt for one order, and the form of arguments in which the template does not fail.
+    fn forms(&self, variables: &Variables) -> Result<(Arguments, String), Error> {
         let first = match self.run(variables.value(Arguments::Parsed, None)) {
             Err(error @ Error::TemplateRun { .. }) => error,
             result => return result.map(|text| (Arguments::Parsed, text)),
@@ -203,15 +265,16 @@ impl Program {
     }
 
     fn run(&self, variables: Value) -> Result<String, Error> {
-        let template = self.environment.get_template(NAME).expect("added when parsed");
-        let limits = self.limits;
-        let mut output = Bounded { bytes: Vec::new(), bytes_max: limits.output_bytes_max, exceeded: false };
-        let result = template.render_captured_to(variables, &mut output).map(drop);
-        if output.exceeded {
-            return Err(Error::TemplateOutput { max: limits.output_bytes_max });
+        let limits = self.program.limits;
+        if self.started.elapsed() >= limits.time_max {
+            return Err(Error::TemplateTime { seconds: limits.time_max.as_secs_f64() });
         }
-        result.map_err(|error| run_error(&error, limits))?;
-        Ok(String::from_utf8(output.bytes).expect("the engine writes text"))
+        let run = self.compiled.run(&self.program.environment, variables);
+        let text = run.map_err(|error| run_error(&error, limits))?;
+        match text.len() > limits.output_bytes_max {
+            true => Err(Error::TemplateOutput { max: limits.output_bytes_max }),
+            false => Ok(text),
+        }
     }
 }
 
@@ -239,26 +302,4 @@ fn describe(error: &minijinja::Error) -> (usize, String) {
     let kind = deepest.kind().to_string();
     let reason = deepest.detail().map_or(kind.clone(), |detail| format!("{kind}: {detail}"));
     (deepest.line().or(error.line()).unwrap_or(0), reason)
-}
-
-/// Collects output up to a limit.
-struct Bounded {
-    bytes: Vec<u8>,
-    bytes_max: usize,
-    exceeded: bool,
-}
-
-impl io::Write for &mut Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.bytes_max - self.bytes.len() {
-            self.exceeded = true;
-            return Err(io::Error::other("the output limit is reached"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

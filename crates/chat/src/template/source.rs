@@ -6,10 +6,29 @@ use std::collections::HashSet;
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
+/// Most tokens within one pair of braces. The engine folds constants in a time that grows with their square, and recurses
+/// over them; real templates have some 300.
+const TAG_TOKENS_MAX: usize = 2000;
+
 /// The syntax that `apply_chat_template` sets.
 pub(super) fn syntax() -> SyntaxConfig {
     let builder = &mut SyntaxConfig::builder();
     builder.trim_blocks(true).lstrip_blocks(true).build().expect("the delimiters are the default ones")
+}
+
+/// The line of the first tag that is too long to compile, if there is one.
+pub(super) fn too_long(source: &str) -> Option<usize> {
+    let mut tokens = 0;
+    for (token, span) in tokenize(source, false, syntax()).map_while(Result::ok) {
+        match token {
+            Token::VariableStart | Token::BlockStart => tokens = 0,
+            _ => tokens += 1,
+        }
+        if tokens > TAG_TOKENS_MAX {
+            return Some(span.start_line as usize);
+        }
+    }
+    None
 }
 
 /// The strings and names in a template's program; texts that it writes as they are do not count.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Role, Vocabulary};
+use crate::{Role, ToolCall, Vocabulary};
 use serde_json::json;
 
 /// The template of SmolLM2-135M-Instruct, as its file has it.
@@ -106,12 +106,11 @@ fn qwen_with_thinking_and_tools() {
 
 #[test]
 fn what_the_template_raises_is_a_refusal_in_its_words() {
+    let source = "a{% if true %}{{ raise_exception('not ' ~ messages[0].content) }}{% endif %}";
     let messages = conversation(&[(Role::User, "Hi"), (Role::System, "Late.")]);
     let input = RenderInput { messages: &messages, ..RenderInput::default() };
-    match render(QWEN, &input) {
-        Err(Error::TemplateRefused { reason }) => {
-            assert_eq!(reason, "System message must be at the beginning.")
-        }
+    match render(source, &input) {
+        Err(Error::TemplateRefused { reason }) => assert_eq!(reason, "not Hi"),
         other => panic!("{other:?}"),
     }
     let nested = "{% macro f() %}{{ raise_exception('no') }}{% endmacro %}{% set x %}{{ f() }}{% endset %}";
@@ -197,15 +196,13 @@ fn a_template_cannot_take_unbounded_work() {
 }
 
 /// The engine recurses over the parts of a template: twenty thousand minus signs in a row ended the process with a stack
-/// overflow, as did the comparison of lists within lists.
+/// overflow.
 #[test]
-fn deep_templates_and_values_do_not_exhaust_the_stack() {
+fn deep_templates_do_not_exhaust_the_stack() {
     let chain = |start: &str, link: &str, end: &str| {
         let links = (SOURCE_BYTES_MAX - start.len() - end.len()) / link.len();
         [start, &link.repeat(links), end].concat()
     };
-    let deep = "{% set ns = namespace(a=[], b=[]) %}\
-                {% for i in range(60000) %}{% set ns.a = [ns.a] %}{% set ns.b = [ns.b] %}{% endfor %}";
     let sources = [
         chain("{{ ", "-", "1 }}"),
         chain("{{ ", "1~", "1 }}"),
@@ -213,27 +210,137 @@ fn deep_templates_and_values_do_not_exhaust_the_stack() {
         chain("{{ 1", "|e", " }}"),
         chain("{{ a", ".a", " }}"),
         chain("{% if 0 %}", "{%elif 0%}", "{% endif %}"),
-        format!("{deep}{{{{ ns.a == ns.b }}}}"),
-        format!("{deep}{{{{ (ns.a ~ '') | length }}}}"),
+        format!("{} {{{{ x == [x] }}}}", chain("{% set x = [] %}", "{%set x=[x]%}", "               ")),
     ];
-    // Some take long to parse.
-    let limits = Limits { time_max: Duration::from_millis(500), ..Limits::default() };
     for source in sources {
         // Whether it is an error does not matter; that it comes back does.
-        let _ = Template::with_limits(&source, &[], limits).and_then(|t| text(&t, &RenderInput::default()));
+        let _ = Template::new(&source, &[]).and_then(|t| text(&t, &RenderInput::default()));
     }
 }
 
-/// Sixty lists, each holding the one before twice, are small, and have 2^60 elements to compare: the engine counts that
-/// as one step, so it went on for ever.
+/// A namespace that held itself overflowed the stack when it was written, and ended the process.
 #[test]
-fn a_step_without_end_is_not_waited_for() {
-    let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
-                  {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
-    let limits = Limits { time_max: Duration::from_millis(50), ..Limits::default() };
-    let error =
-        text(&Template::with_limits(source, &[], limits).unwrap(), &RenderInput::default()).unwrap_err();
-    assert_eq!(error.to_string(), "the chat template takes more than 0.05 seconds");
+fn a_namespace_cannot_hold_itself() {
+    for source in [
+        "{% set ns.a = ns %}{{ ns }}",
+        "{% set ns.a = [ns] %}{{ ns ~ '' }}",
+        "{% set ns.a = {'k': (1, [ns])} %}{{ ns == other }}",
+        "{% set other.a = ns %}{% set ns.a = other %}{{ ns == other }}",
+        "{% set other.a = [ns, 1] %}",
+        "{% set other = namespace(a=ns) %}{% set ns.a = other %}{{ {ns: 1} }}",
+        "{% set ns.a = [ns] | list %}{{ [ns, other] | sort }}",
+        "{% for ns.a in [ns] %}{{ ns in [other] }}{% endfor %}",
+        "{% set ns.a, x = ns, 1 %}{{ ns | tojson }}",
+        "{% with ns.a = ns %}{{ [ns] | join }}{% endwith %}",
+        "{% set ns.a = dict(k=ns) %}{% set x %}{{ ns }}{% endset %}",
+        "{% set ns.a = {'k': ns} | items %}{{ ns }}",
+    ] {
+        let source = format!("{{% set ns = namespace() %}}{{% set other = namespace() %}}{source}");
+        let error = render(&source, &RenderInput::default()).expect_err(&source);
+        let refused = matches!(error, Error::TemplateRun { .. } | Error::TemplateSyntax { .. });
+        assert!(refused, "{source}: {error}");
+    }
+    check("{% set ns = namespace(a=1) %}{{ ns.a }}{{ ns }}{{ namespace(b=ns).b.a }}", "1{'a': 1}1");
+}
+
+/// Sixty lists, each holding the one before twice, are small, and have 2^60 elements to compare: the engine counts that
+/// as one step, so it went on for ever, on a thread that nobody could stop.
+#[test]
+fn no_step_is_longer_than_its_fuel() {
+    let doubled = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
+                   {% set ns.b = [ns.b, ns.b] %}{% endfor %}";
+    let wide = "{% set a = [[[[[1] * 999] * 999] * 999] * 999] * 999 %}{% set b = [[[[[1] * 999] * 999] * 999] * 999] * 999 %}";
+    let long = "{% set a = [['x' * 100000] * 9999] * 9999 %}{% set b = a + [] %}";
+    let limits = Limits { fuel: 100_000, ..Limits::default() };
+    let set = |source: &str| format!("{doubled}{{% set a = ns.a %}}{{% set b = ns.b %}}{source}");
+    for start in [&*set(""), wide, long] {
+        for source in [
+            "{{ a == b }}",
+            "{{ a != b }}",
+            "{{ 1 if a < b }}",
+            "{{ a >= b }}",
+            "{{ a < b < a }}",
+            "{{ b in [a] }}",
+            "{{ a not in [b, a] }}",
+            "{{ b in {} }}",
+            "{{ {a: 1} }}",
+            "{{ {}[a] }}",
+            "{{ {}.get(a) }}",
+            "{{ [b].index(a) }}",
+            "{{ [b].count(a) }}",
+            "{{ a }}",
+            "{{ a ~ '' }}",
+            "{{ '%s' | format(a) }}",
+            "{{ '{}'.format(a) }}",
+            "{{ '' in a | string }}",
+            "{{ [a, b] | join }}",
+            "{{ ''.join([a, b]) }}",
+            "{{ [a, b] | sort }}",
+            "{{ [a, b] | unique | list }}",
+            "{{ [a, b] | min }}",
+            "{{ [{'k': a}, {'k': b}] | groupby('k') }}",
+            "{{ {'x': a, 'y': b} | dictsort(by='value') }}",
+            "{{ [a] | map('string') | list }}",
+            "{{ [{'k': a}] | selectattr('k', 'eq', b) | list }}",
+            "{{ a is eq b }}",
+            "{{ a is in [b] }}",
+            "{{ a | pprint }}",
+            "{{ a | tojson }}",
+            "{{ a | upper }}",
+            "{{ raise_exception(a) }}",
+            "{{ namespace(a) }}",
+            "{% set x %}{{ a }}{% endset %}",
+            "{% filter upper %}{{ a }}{% endfilter %}",
+            "{% macro f(x) %}{{ x }}{% endmacro %}{{ f(a) }}",
+            "{% call raise_exception(a) %}{% endcall %}",
+            "{% set a = [a] %}{% for x in a recursive %}{% if x is iterable %}{{ loop(x) }}{% endif %}{% endfor %}",
+        ] {
+            let source = format!("{start}{source}");
+            match text(&Template::with_limits(&source, &[], limits).unwrap(), &RenderInput::default()) {
+                Err(Error::TemplateBudget { .. } | Error::TemplateRun { .. }) => {}
+                other => panic!("{source}: {other:?}"),
+            }
+        }
+    }
+    check(
+        "{% set a = [1, 'x'] %}{{ 1 < 2 < 3 }}{{ a == [1, 'x'] }}{{ 1 in a }}{{ {1: a}[1] }}",
+        "TrueTrueTrue[1, 'x']",
+    );
+}
+
+/// A value made of values by a loop without end is stopped before it can overflow the stack when it is let go.
+#[test]
+fn nesting_by_a_loop_is_stopped() {
+    for grow in ["[ns.x]", "{'x': ns.x}", "(ns.x, 1)", "[ns.x, ns.x]", "{1: [ns.x]}"] {
+        let source = format!(
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(1000) %}}{{% for j in range(1000) %}}\
+             {{% set ns.x = {grow} %}}{{% endfor %}}{{% endfor %}}"
+        );
+        let error = render(&source, &RenderInput::default()).unwrap_err();
+        assert!(matches!(error, Error::TemplateRun { .. } | Error::TemplateBudget { .. }), "{error}");
+    }
+}
+
+/// To fold a long chain of constants took the engine minutes.
+#[test]
+fn a_tag_has_a_length() {
+    let chain = |links: usize| format!("a\n{{{{ {}1 }}}}", "1 ~ ".repeat(links));
+    assert!(Template::new(&chain(900), &[]).is_ok());
+    match Template::new(&chain(1100), &[]) {
+        Err(Error::TemplateSyntax { line: 2, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    let error = Template::new("{{ range(*[1]) }}", &[]).unwrap_err();
+    assert!(matches!(error, Error::TemplateSyntax { line: 1, .. }), "{error}");
+}
+
+/// The engine has no thread to itself: what takes too long is not waited for.
+#[test]
+fn time_is_bounded() {
+    let limits = Limits { time_max: Duration::ZERO, ..Limits::default() };
+    let template = Template::with_limits("x", &[], limits);
+    let error = template.and_then(|template| text(&template, &RenderInput::default())).unwrap_err();
+    assert_eq!(error.to_string(), "the chat template takes more than 0 seconds");
 }
 
 /// A width in a format and a separator of `tojson` took gigabytes before the engine saw, and charged for, the result.
@@ -296,4 +403,66 @@ fn a_file_without_template_gets_chatml_if_its_vocabulary_has_the_marks() {
     let template =
         Template::from_metadata(&gguf::Metadata::new(vec![own]).unwrap(), &tokenizer("x")).unwrap();
     assert_eq!(template.render_prompt(&input).unwrap().text, "2");
+}
+
+/// Puts the text of arguments together itself, as older templates do; fails on an object.
+const CALLS_AS_TEXT: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}\
+    {{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}";
+
+/// Goes through the fields; fails on a text.
+const CALLS_AS_FIELDS: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}\
+    {{ c.function.name }}:{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}\
+    {% endfor %}{{ m.content }}{% endfor %}";
+
+const CALLS_AS_JSON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}";
+
+/// A conversation whose last call was cut off could not be rendered any more (llama.cpp #25510).
+#[test]
+fn imperfect_arguments_of_calls_render() {
+    let render = |source: &str, arguments: serde_json::Value| {
+        let mut messages = conversation(&[(Role::User, ""), (Role::Assistant, ""), (Role::Tool, "r")]);
+        messages[1].tool_calls = vec![ToolCall { id: Some("1".into()), name: "f".into(), arguments }];
+        messages[2].tool_call_id = Some("1".into());
+        text(
+            &Template::new(source, &[]).unwrap(),
+            &RenderInput { messages: &messages, ..RenderInput::default() },
+        )
+        .unwrap()
+    };
+    let json = |arguments: &str| format!(r#"{{"name": "f", "arguments": {arguments}}}"#);
+    let cases = [
+        (json!(r#"{"a": 1, "b": "x"}"#), r#"{"a": 1, "b": "x"}"#, r#"{"a": 1, "b": "x"}"#, "a=1;b=x;"),
+        (json!({"a": [1, null]}), r#"{"a": [1, null]}"#, r#"{"a":[1,null]}"#, "a=[1, None];"),
+        (json!("{"), r#""{""#, "{", "arguments={;"),
+        (json!(""), r#""""#, "", ""),
+        (json!("weather"), r#""weather""#, "weather", "arguments=weather;"),
+        (json!("7"), r#""7""#, "7", "arguments=7;"),
+        (json!(7), "7", "7", "arguments=7;"),
+        (json!([1, 2]), "[1, 2]", "[1,2]", "arguments=[1, 2];"),
+        (json!(null), "null", "null", "arguments=None;"),
+        (json!(r#"{"a": 1, "a": 2}"#), r#"{"a": 2}"#, r#"{"a": 1, "a": 2}"#, "a=2;"),
+        (json!(r#"{"a": NaN}"#), r#""{\"a\": NaN}""#, r#"{"a": NaN}"#, r#"arguments={"a": NaN};"#),
+    ];
+    for (arguments, as_json, as_text, as_fields) in cases {
+        assert_eq!(render(CALLS_AS_JSON, arguments.clone()), json(as_json));
+        assert_eq!(render(CALLS_AS_TEXT, arguments.clone()), format!("f({as_text})1r"));
+        assert_eq!(render(CALLS_AS_FIELDS, arguments), format!("f:{as_fields}r"));
+    }
+    let deep = "[".repeat(100_000);
+    let long = format!(r#"{{"a": "{}"}}"#, "x".repeat(1 << 20));
+    for (text, expected) in [(&deep, json(&format!("\"{deep}\""))), (&long, json(&long))] {
+        assert_eq!(render(CALLS_AS_JSON, json!(text)), expected);
+    }
+}
+
+/// Ids and names may be absent, twice, or without their other half: the template decides.
+#[test]
+fn calls_and_results_need_not_match() {
+    let call =
+        |id: Option<&str>| ToolCall { id: id.map(str::to_owned), name: String::new(), arguments: json!({}) };
+    let mut messages = conversation(&[(Role::Tool, "r"), (Role::Assistant, "")]);
+    messages[1].tool_calls = vec![call(Some("1")), call(Some("1")), call(None)];
+    let input = RenderInput { messages: &messages, ..RenderInput::default() };
+    let source = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}[{{ c.id }}]{% endfor %}{% endfor %}";
+    assert_eq!(render(source, &input).unwrap(), "toolassistant[1][1][]");
 }

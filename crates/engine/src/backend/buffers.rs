@@ -14,6 +14,20 @@ pub struct Buffers {
     int8: Vec<Int8Buffer>,
 }
 
+/// Bytes of memory that buffers of these shapes take once their domains have had `rows` rows, in the order of
+/// [`Domain`].
+pub fn scratch_bytes(specs: &[BufferSpec], rows: [usize; 3]) -> u64 {
+    let bytes = |spec: &BufferSpec| {
+        let values = rows[spec.domain as usize].saturating_mul(spec.width);
+        let held = |bytes: usize| sys::memory::held_bytes(bytes) as u64;
+        match spec.content {
+            Content::Float => held(values.saturating_mul(4)),
+            Content::Int8 => held(values) + held(values / GROUP_VALUES * 4) + held(values / 16 * 2),
+        }
+    };
+    specs.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
 /// Rows in int8.
 #[derive(Clone)]
 pub struct Int8Buffer {
@@ -79,7 +93,8 @@ impl Buffers {
         self.rows[domain as usize] = 0;
         for (i, spec) in self.specs.iter().enumerate().filter(|(_, spec)| spec.domain == domain) {
             let values = rows * spec.width;
-            let oom = |_| StepError::OutOfMemory { bytes: values * 4 };
+            let oom =
+                |_| StepError::OutOfMemory { what: "scratch buffers", bytes: values * 4, left_bytes: None };
             match spec.content {
                 Content::Float if self.floats[i].len() < values => {
                     self.floats[i] = AlignedBuf::zeroed(0).map_err(oom)?;

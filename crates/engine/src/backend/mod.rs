@@ -5,7 +5,7 @@ mod checking;
 mod cpu;
 mod routing;
 
-pub use buffers::{Buffers, Int8Buffer};
+pub use buffers::{Buffers, Int8Buffer, scratch_bytes};
 pub use checking::Checking;
 pub use cpu::Cpu;
 pub use routing::{Routing, Selection};

@@ -2,9 +2,8 @@
 
 use kernels::table::Cells;
 use kernels::{Kernels, PARTITION_CELLS};
-use sys::memory::AlignedBuf;
+use sys::arena::Lease;
 
-use crate::error::StepError;
 use crate::models::AttentionSpec;
 use std::ops::Range;
 
@@ -107,62 +106,43 @@ impl AttentionCells {
 }
 
 /// 256 cells of every attention layer of a stage.
-pub enum CellBlock {
-    /// Single precision.
-    F32(AlignedBuf<f32>),
-    /// Half precision, as bits.
-    F16(AlignedBuf<u16>),
+pub struct CellBlock {
+    kv: KvType,
+    memory: Lease,
 }
 
 impl CellBlock {
-    pub(super) fn new(kv: KvType, values: usize) -> Result<CellBlock, StepError> {
-        let oom = |_| StepError::OutOfMemory { bytes: values * kv.value_bytes() };
-        Ok(match kv {
-            KvType::F32 => CellBlock::F32(AlignedBuf::zeroed(values).map_err(oom)?),
-            KvType::F16 => CellBlock::F16(AlignedBuf::zeroed(values).map_err(oom)?),
-        })
-    }
-
-    pub(super) fn duplicate(&self) -> Result<CellBlock, StepError> {
-        let oom = |_| StepError::OutOfMemory { bytes: self.bytes() };
-        Ok(match self {
-            CellBlock::F32(values) => CellBlock::F32(AlignedBuf::copy_of(values).map_err(oom)?),
-            CellBlock::F16(values) => CellBlock::F16(AlignedBuf::copy_of(values).map_err(oom)?),
-        })
+    pub(super) fn new(kv: KvType, memory: Lease) -> CellBlock {
+        CellBlock { kv, memory }
     }
 
     /// Bytes of the block.
     pub fn bytes(&self) -> usize {
-        self.as_bytes().len()
+        self.memory.len()
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
-        match self {
-            CellBlock::F32(values) => sys::cast::bytes_of(&values[..]),
-            CellBlock::F16(values) => sys::cast::bytes_of(&values[..]),
-        }
+        &self.memory
     }
 
     pub(super) fn as_bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            CellBlock::F32(values) => sys::cast::bytes_of_mut(&mut values[..]),
-            CellBlock::F16(values) => sys::cast::bytes_of_mut(&mut values[..]),
-        }
+        &mut self.memory
     }
 
     /// Values `range` of the block.
     pub fn cells(&self, range: Range<usize>) -> Cells<'_> {
-        match self {
-            CellBlock::F32(values) => Cells::F32(&values[range]),
-            CellBlock::F16(values) => Cells::F16(&values[range]),
+        match self.kv {
+            KvType::F32 => Cells::F32(&self.memory.values()[range]),
+            KvType::F16 => Cells::F16(&self.memory.values()[range]),
         }
     }
 
     /// Rounds `values` to the block's type and stores them from `first` on.
     pub(super) fn write(&mut self, kernels: &Kernels, first: usize, values: &[f32]) {
-        match self {
-            CellBlock::F32(cells) => cells[first..first + values.len()].copy_from_slice(values),
-            CellBlock::F16(cells) => kernels.narrow_f16(values, &mut cells[first..first + values.len()]),
+        let range = first..first + values.len();
+        match self.kv {
+            KvType::F32 => self.memory.values_mut()[range].copy_from_slice(values),
+            KvType::F16 => kernels.narrow_f16(values, &mut self.memory.values_mut()[range]),
         }
     }
 }

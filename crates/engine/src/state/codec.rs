@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kernels::{NUMERICS, PARTITION_CELLS};
 
-use super::{CellBlock, DeltaState, KvType, PendingRows, State, StateLayout};
+use super::{DeltaState, KvPool, KvType, PendingRows, State, StateLayout};
 use crate::error::{StateError, StepError};
 
 const MAGIC: &[u8; 8] = b"STRATAst";
@@ -66,6 +66,7 @@ impl State {
         bytes: &[u8],
         layout: Arc<StateLayout>,
         identity: ModelIdentity,
+        pool: &Arc<KvPool>,
     ) -> Result<State, StateError> {
         let body = bytes.len().checked_sub(4).ok_or(StateError::Damaged("too short"))?;
         let mut reader = Reader { bytes: &bytes[..body] };
@@ -92,7 +93,7 @@ impl State {
             return Err(StateError::Foreign { what: "KV format", found: name(found), wanted: name(&wanted) });
         }
         reader.same_number("shape", layout_hash(&layout))?;
-        let mut state = State::new(layout).map_err(no_memory)?;
+        let mut state = State::new(layout, pool).map_err(no_memory)?;
         reader.state(&mut state)?;
         match reader.bytes.is_empty() {
             true => Ok(state),
@@ -221,12 +222,12 @@ impl<'a> Reader<'a> {
     }
 
     fn cells(&mut self, state: &mut State) -> Result<(), StateError> {
-        let State { layout, tokens, positions, blocks, raw_keys, .. } = state;
+        let State { layout, pool, tokens, positions, blocks, raw_keys, .. } = state;
         if layout.block_values > 0 {
             for _ in 0..tokens.div_ceil(PARTITION_CELLS) {
                 // Looked for before memory is taken for it.
-                let bytes = self.take(layout.block_values * layout.kv.value_bytes())?;
-                let mut block = CellBlock::new(layout.kv, layout.block_values).map_err(no_memory)?;
+                let bytes = self.take(layout.block_bytes())?;
+                let mut block = pool.block(layout).map_err(no_memory)?;
                 block.as_bytes_mut().copy_from_slice(bytes);
                 blocks.push(Arc::new(block));
             }

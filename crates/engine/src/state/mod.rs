@@ -7,12 +7,14 @@
 
 mod cells;
 mod codec;
+mod pool;
 mod recurrent;
 
 use std::sync::Arc;
 
 pub use cells::{AttentionCells, CellBlock, KvType};
 pub use codec::ModelIdentity;
+pub use pool::KvPool;
 pub use recurrent::{DeltaState, PendingRows, Tail};
 
 use crate::error::StepError;
@@ -111,6 +113,44 @@ impl StateLayout {
         layout
     }
 
+    /// Bytes of one block of cells.
+    pub fn block_bytes(&self) -> usize {
+        self.block_values * self.kv.value_bytes()
+    }
+
+    /// Blocks of cells that `tokens` tokens take.
+    pub fn blocks(&self, tokens: usize) -> usize {
+        if self.block_values == 0 { 0 } else { tokens.div_ceil(PARTITION_CELLS) }
+    }
+
+    /// Most bytes of a sequence's recurrent state: matrices, and tails with the rows of a span pushed behind them.
+    pub fn recurrent_bytes(&self) -> usize {
+        let delta = self.delta.iter().map(|shape| {
+            let matrices = 4 * shape.value_heads * shape.key_dim * shape.value_dim;
+            sys::memory::held_bytes(matrices) + 2 * 4 * shape.channels * shape.tail_rows
+        });
+        let ngram =
+            self.ngram.map_or(0, |shape| 2 * 4 * shape.channels * shape.tail_rows + 4 * shape.history);
+        delta.sum::<usize>() + ngram
+    }
+
+    /// Most bytes that `rows` rows of an open span keep besides cells: positions, and raw keys of blocks that are not
+    /// complete.
+    pub fn open_rows_bytes(&self, rows: usize) -> usize {
+        let raw_keys = self.attention.iter().filter_map(|cells| cells.indexer.as_ref());
+        let raw_keys = raw_keys.map(|indexer| 4 * indexer.head_dim * (rows + indexer.block_cells));
+        size_of::<[i32; 3]>() * (rows + PARTITION_CELLS) + raw_keys.sum::<usize>()
+    }
+
+    /// Bytes of the inputs of the recurrence, for one row of each layer: what a row costs until it is kept or taken back.
+    pub fn pending_row_bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.delta.iter().map(|shape| {
+            4 * (shape.key_heads * shape.key_dim
+                + shape.value_heads * shape.value_dim
+                + 2 * shape.value_heads)
+        })
+    }
+
     /// The first of `tokens` tokens that lies in a block which some indexer has yet to complete.
     fn first_incomplete(&self, tokens: usize) -> usize {
         let indexers = self.attention.iter().filter_map(|cells| cells.indexer.as_ref());
@@ -123,6 +163,7 @@ impl StateLayout {
 #[derive(Clone)]
 pub struct State {
     layout: Arc<StateLayout>,
+    pool: Arc<KvPool>,
     /// Committed tokens.
     tokens: usize,
     /// Rows of the last span that are still tentative.
@@ -146,8 +187,11 @@ pub struct State {
 }
 
 impl State {
-    /// The state before the first token.
-    pub fn new(layout: Arc<StateLayout>) -> Result<State, StepError> {
+    /// The state before the first token. Its cells will come from `pool`.
+    ///
+    /// # Errors
+    /// [`StepError::OutOfMemory`].
+    pub fn new(layout: Arc<StateLayout>, pool: &Arc<KvPool>) -> Result<State, StepError> {
         let delta = layout.delta.iter().map(DeltaState::new).collect::<Result<_, _>>()?;
         let tails = layout.delta.iter().map(|shape| Tail::new(shape.channels, shape.tail_rows)).collect();
         let ngram_tail = layout.ngram.map(|shape| Tail::new(shape.channels, shape.tail_rows));
@@ -167,6 +211,7 @@ impl State {
             ngram_pending: Vec::new(),
             lost: false,
             layout,
+            pool: pool.clone(),
         })
     }
 
@@ -210,11 +255,11 @@ impl State {
         }
         if self.layout.block_values > 0 {
             while self.blocks.len() * PARTITION_CELLS < end {
-                self.blocks.push(Arc::new(CellBlock::new(self.layout.kv, self.layout.block_values)?));
+                self.blocks.push(Arc::new(self.pool.block(&self.layout)?));
             }
             for block in &mut self.blocks[self.tokens / PARTITION_CELLS..] {
                 if Arc::get_mut(block).is_none() {
-                    *block = Arc::new(block.duplicate()?);
+                    *block = Arc::new(self.pool.copy_of(&self.layout, block)?);
                 }
             }
         }

@@ -48,8 +48,8 @@ impl PendingRows {
 impl DeltaState {
     pub(super) fn new(shape: &DeltaShape) -> Result<DeltaState, StepError> {
         let values = shape.value_heads * shape.key_dim * shape.value_dim;
-        let matrices =
-            AlignedBuf::zeroed(values).map_err(|_| StepError::OutOfMemory { bytes: values * 4 })?;
+        let oom = |_| StepError::OutOfMemory { what: "recurrent state", bytes: values * 4, left_bytes: None };
+        let matrices = AlignedBuf::zeroed(values).map_err(oom)?;
         Ok(DeltaState { matrices, pending: PendingRows::default(), open: false })
     }
 

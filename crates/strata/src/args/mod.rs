@@ -9,8 +9,15 @@ use engine::{Isa, KvType, Sampling};
 use tracing::Level;
 
 use crate::bench::BenchArgs;
+use crate::error::Error;
+use crate::inspect::InspectArgs;
+use crate::list::ListArgs;
 use crate::logits::LogitsArgs;
+use crate::models;
 use crate::perplexity::PerplexityArgs;
+use crate::plan::PlanArgs;
+use crate::pull::PullArgs;
+use crate::remove::RemoveArgs;
 use crate::repl::ChatArgs;
 use crate::run::RunArgs;
 use crate::serve::ServeArgs;
@@ -30,8 +37,8 @@ pub struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 2 wrong arguments, 3 the model cannot be loaded, 4 the prompt or text cannot be used,
-5 computing failed, 6 a file or stream cannot be read or written,
-9 the address to listen on cannot be had.";
+5 computing failed, 6 a file or stream cannot be read or written, 7 the network or what came over it cannot be used,
+8 the model does not fit into memory, 9 the address to serve at cannot be had.";
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
@@ -48,16 +55,33 @@ pub enum Command {
     Bench(BenchArgs),
     /// Compute the perplexity of a text
     Perplexity(PerplexityArgs),
+    /// Print what of a model goes where in this machine's memory, and why
+    Plan(PlanArgs),
     /// Print the token ids of a text
     Tokenize(TokenizeArgs),
+    /// Tell what a model file holds
+    Inspect(InspectArgs),
+    /// Get a model from the hub
+    Pull(PullArgs),
+    /// List the models in the data folder
+    List(ListArgs),
+    /// Remove a model from the data folder
+    Rm(RemoveArgs),
 }
 
 /// Which model.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// A GGUF file, any part of a split one, or the folder that holds them
-    #[arg(short, long, value_name = "PATH")]
+    /// A GGUF file, any part of a split one, the folder that holds them, or a name as `strata list` prints it
+    #[arg(short, long, value_name = "MODEL")]
     pub model: PathBuf,
+}
+
+impl ModelArgs {
+    /// Where it lies.
+    pub fn path(&self) -> Result<PathBuf, Error> {
+        models::locate(&self.model)
+    }
 }
 
 /// How it is computed.

@@ -3,11 +3,17 @@
 use std::ops::RangeInclusive;
 
 use chat::Thinking;
-use engine::{Isa, KvType, TEMPERATURE_MAX};
+use engine::{Isa, KvType, Loading, TEMPERATURE_MAX};
 use tracing::Level;
 
 /// Positions are 32-bit numbers.
 pub const CONTEXT_MAX: usize = i32::MAX as usize;
+
+/// More than any machine answers at once.
+pub const SEQUENCES_MAX: usize = 1 << 16;
+
+/// Rows whose buffers fit no machine.
+pub const CHUNK_MAX: usize = 1 << 20;
 
 /// Tokens that nobody waits for.
 pub const BENCH_MAX: usize = 1 << 24;
@@ -48,6 +54,26 @@ pub fn thinking(text: &str) -> Parsed<Thinking> {
             .map(Thinking::Budget)
             .map_err(|_| format!("auto, off or a whole number from 0 to {} is needed", usize::MAX)),
     }
+}
+
+pub fn loading(name: &str) -> Parsed<Loading> {
+    Loading::from_name(name).ok_or_else(|| "mapped or read is needed".into())
+}
+
+pub fn memory_bytes(text: &str) -> Parsed<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kb" | "kib" => Some(10),
+        "m" | "mb" | "mib" => Some(20),
+        "g" | "gb" | "gib" => Some(30),
+        "t" | "tb" | "tib" => Some(40),
+        _ => None,
+    };
+    let bytes = digits.parse::<u64>().ok().zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift));
+    bytes.ok_or_else(|| {
+        format!("a number of bytes from 0 to {} is needed, such as 32G or 34359738368", u64::MAX)
+    })
 }
 
 pub fn instruction_set(name: &str) -> Parsed<Isa> {

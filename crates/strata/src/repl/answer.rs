@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 use crate::output::{self, Output};
+use crate::progress::Progress;
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -29,6 +30,7 @@ pub struct Written {
 pub async fn write(mut answer: ChatAnswer, output: Output, terminal: bool) -> Result<Written, Error> {
     let mut screen = Screen { output, terminal, colours: output::colours(), thinking: false };
     let (mut thinking, mut text) = (String::new(), String::new());
+    let mut reading: Option<Progress> = None;
     // In a pipe the signal ends the program, as it does with any other.
     let mut interrupts = match terminal {
         true => Some(signal(SignalKind::interrupt()).map_err(|source| Error::Io {
@@ -47,8 +49,13 @@ pub async fn write(mut answer: ChatAnswer, output: Output, terminal: bool) -> Re
             }
             event = answer.next() => event.expect("an end before the last event"),
         };
+        if !matches!(event, ChatEvent::Reading { .. }) {
+            reading = None;
+        }
         match event {
-            ChatEvent::Reading { .. } => {}
+            ChatEvent::Reading { done, of } => {
+                reading.get_or_insert_with(|| Progress::count("reading", of as u64)).set(done as u64);
+            }
             ChatEvent::Thinking(piece) => {
                 screen.thinking(&piece)?;
                 thinking.push_str(&piece);

@@ -8,6 +8,7 @@ use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
 
 use crate::error::Error;
+use crate::models::data::DataFolder;
 
 /// Most lines of history.
 const HISTORY_LINES: usize = 1000;
@@ -53,7 +54,7 @@ impl Input {
             .map(|builder| builder.auto_add_history(false).bracketed_paste(true).build())
             .map_err(fault)?;
         let mut editor: Editor<(), FileHistory> = Editor::with_config(config).map_err(fault)?;
-        let history = crate::prepare::history_file();
+        let history = DataFolder::of_user().ok().map(|data| data.chat_history());
         if let Some(path) = &history {
             // Without one, or with one that cannot be read, it begins empty.
             let _ = editor.load_history(path);

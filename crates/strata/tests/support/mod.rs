@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod stub;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -38,7 +40,8 @@ pub fn strata_reading(args: &[&str], input: &[u8]) -> Ran {
     ran(child.wait_with_output().expect("the program ends"))
 }
 
-fn ran(output: std::process::Output) -> Ran {
+/// What a program that has ended left behind.
+pub fn ran(output: std::process::Output) -> Ran {
     Ran {
         code: output.status.code().expect("an exit code"),
         stdout: String::from_utf8(output.stdout).expect("whole characters"),

@@ -26,6 +26,12 @@ pub struct OutOfMemory {
     pub bytes: u64,
 }
 
+/// What a buffer of this many bytes takes: whole huge pages from 4 MiB on.
+pub fn held_bytes(bytes: usize) -> usize {
+    let page_bytes = if bytes >= HUGE_FROM_BYTES { HUGE_PAGE_BYTES } else { ALIGNMENT_BYTES };
+    bytes.checked_next_multiple_of(page_bytes).unwrap_or(usize::MAX)
+}
+
 const ALIGNMENT_BYTES: usize = 64;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const HUGE_FROM_BYTES: usize = 4 << 20;

@@ -81,6 +81,11 @@ pub fn available_on(root: &Path) -> Available {
         .unwrap_or(Available { bytes: u64::MAX, reason: Limit::Unknown })
 }
 
+/// Bytes of the machine's memory, in use or not; `None` where the system does not tell.
+pub fn total_bytes() -> Option<u64> {
+    kib_field(Path::new("/proc/meminfo"), "MemTotal:")
+}
+
 /// The most this process ever held in memory, in bytes; `None` where the system does not tell.
 pub fn peak_resident_bytes() -> Option<u64> {
     kib_field(Path::new("/proc/self/status"), "VmHWM:")
@@ -104,27 +109,30 @@ fn kib_field(path: &Path, name: &str) -> Option<u64> {
 }
 
 fn room_v1(group: &Path) -> Option<u64> {
-    let limit = cgroup::number(&group.join("memory.limit_in_bytes"))?;
-    // "No limit" is the largest whole number of pages in 63 bits.
-    if limit >= 1 << 62 {
-        return None;
-    }
-    let used = cgroup::number(&group.join("memory.usage_in_bytes"))?;
     let cache = cgroup::field_sum(&group.join("memory.stat"), &["total_inactive_file", "total_active_file"]);
-    Some(room(limit, used, cache))
+    let room_of = |kind: &str| {
+        let limit = cgroup::number(&group.join(format!("{kind}.limit_in_bytes")))?;
+        // "No limit" is the largest whole number of pages in 63 bits.
+        let limit = Some(limit).filter(|&limit| limit < 1 << 62)?;
+        Some(room(limit, cgroup::number(&group.join(format!("{kind}.usage_in_bytes"))), cache))
+    };
+    // The second one counts what was swapped out as well: what it has no room for is not given, however little of the
+    // group is in memory. Version 2 limits swap by itself, which takes no memory away.
+    [room_of("memory"), room_of("memory.memsw")].into_iter().flatten().min()
 }
 
 fn room_v2(group: &Path) -> Option<u64> {
     // Above `high` a group is slowed down until it is useless, so it counts as a limit.
     let limits = ["memory.max", "memory.high"].map(|name| cgroup::number(&group.join(name)));
     let limit = limits.into_iter().flatten().min()?;
-    let used = cgroup::number(&group.join("memory.current"))?;
+    let used = cgroup::number(&group.join("memory.current"));
     let droppable = ["inactive_file", "active_file", "slab_reclaimable"];
     Some(room(limit, used, cgroup::field_sum(&group.join("memory.stat"), &droppable)))
 }
 
-fn room(limit: u64, used: u64, droppable: u64) -> u64 {
-    limit.saturating_sub(used.saturating_sub(droppable))
+/// A group that does not tell what it uses still has its limit.
+fn room(limit: u64, used: Option<u64>, droppable: u64) -> u64 {
+    limit.saturating_sub(used.unwrap_or(0).saturating_sub(droppable))
 }
 
 #[cfg(test)]
@@ -190,5 +198,81 @@ mod tests {
         check(&group, 61_000, "the memory limit of control group sys/fs/cgroup/memory/job");
         let unlimited = [&group[..], &[("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "-1\n")]].concat();
         check(&unlimited, 20000 * 1024, "the machine's available memory");
+    }
+
+    /// Swapped-out memory counted for nothing: a group that may not take a byte more seemed to have room.
+    #[test]
+    fn a_v1_group_counts_what_was_swapped_out() {
+        let group = [
+            MEMINFO,
+            ("proc/self/mountinfo", V1_MOUNTS),
+            ("proc/self/cgroup", "4:memory:/job\n"),
+            ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "100000\n"),
+            ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "60000\n"),
+            ("sys/fs/cgroup/memory/job/memory.memsw.limit_in_bytes", "120000\n"),
+            ("sys/fs/cgroup/memory/job/memory.memsw.usage_in_bytes", "110000\n"),
+        ];
+        check(&group, 10_000, "the memory limit of control group sys/fs/cgroup/memory/job");
+        let unlimited = [&group[..], &[(group[5].0, "9223372036854771712\n")]].concat();
+        check(&unlimited, 40_000, "the memory limit of control group sys/fs/cgroup/memory/job");
+    }
+
+    /// Version 2 limits swap apart from memory, and no swap at all takes no memory away. A pool of huge pages is taken
+    /// out of the machine's figure by the kernel; its own lines say nothing here.
+    #[test]
+    fn swap_and_huge_pages_take_no_memory_away() {
+        let group = [
+            (
+                "proc/meminfo",
+                "MemAvailable:   20000 kB\nSwapFree: 0 kB\nHugePages_Total: 4\nHugePages_Free: 4\n",
+            ),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "100000\n"),
+            ("sys/fs/cgroup/a/memory.current", "40000\n"),
+            ("sys/fs/cgroup/a/memory.swap.max", "0\n"),
+            ("sys/fs/cgroup/a/memory.swap.current", "0\n"),
+        ];
+        check(&group, 60_000, "the memory limit of control group sys/fs/cgroup/a");
+    }
+
+    /// A limit above what the machine has is none.
+    #[test]
+    fn a_limit_above_the_machine_is_passed_over() {
+        let group = |limit: &'static str| {
+            [
+                MEMINFO,
+                ("proc/self/mountinfo", V2_MOUNT),
+                ("proc/self/cgroup", "0::/a\n"),
+                ("sys/fs/cgroup/a/memory.max", limit),
+                ("sys/fs/cgroup/a/memory.current", "4096\n"),
+            ]
+        };
+        check(&group("99999999999999\n"), 20000 * 1024, "the machine's available memory");
+        check(&group("99999999999999999999999\n"), 20000 * 1024, "the machine's available memory");
+    }
+
+    /// Without its use a group's limit was passed over as a whole.
+    #[test]
+    fn what_is_missing_or_garbage_leaves_the_rest() {
+        let group = |file: &'static str, content: &'static str| {
+            [
+                MEMINFO,
+                ("proc/self/mountinfo", V2_MOUNT),
+                ("proc/self/cgroup", "0::/a/b\n"),
+                ("sys/fs/cgroup/a/memory.max", "500000\n"),
+                (file, content),
+            ]
+        };
+        let of_a = "the memory limit of control group sys/fs/cgroup/a";
+        check(&group("sys/fs/cgroup/a/b/cgroup.procs", "1\n"), 500_000, of_a);
+        check(&group("sys/fs/cgroup/a/memory.current", "plenty\n"), 500_000, of_a);
+        check(&group("sys/fs/cgroup/a/memory.current", "400000\n"), 100_000, of_a);
+        check(&group("sys/fs/cgroup/a/b/memory.max", "\u{0}garbage"), 500_000, of_a);
+        // A folder where a file should be cannot be read, not even by root.
+        check(&group("sys/fs/cgroup/a/memory.stat/x", ""), 500_000, of_a);
+        check(&group("sys/fs/cgroup/a/b/memory.max/x", ""), 500_000, of_a);
+        let without_machine: Vec<_> = group("sys/fs/cgroup/a/memory.current", "0\n")[1..].to_vec();
+        check(&without_machine, 500_000, of_a);
     }
 }

@@ -1,0 +1,226 @@
+//! The plan: what of a model goes where in the memory that this process may use, before any of it is taken.
+//!
+//! [`plan`] is a pure function of sizes ([`Shapes`]), of a machine ([`Machine`]) and of what the user wants
+//! ([`PlanOptions`]), so that it can be asked about machines that are not there. It answers with parts, each with its
+//! bytes, its place and the reason, which together never exceed what is available; or with a [`Refusal`] that has both
+//! numbers and the settings that would do.
+
+mod parts;
+mod refusal;
+mod shapes;
+mod text;
+
+use kernels::PARTITION_CELLS;
+
+pub use parts::{Part, PartKind, Place};
+pub use refusal::{Change, Refusal, Suggestion};
+pub(crate) use shapes::experts_used;
+pub use shapes::{PassShapes, Shapes};
+pub use text::bytes_text;
+
+use crate::model::LoadOptions;
+use crate::state::KvType;
+use crate::weights::Loading;
+
+/// A machine, as far as memory goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Bytes that this process may still take.
+    pub available_bytes: u64,
+    /// What says so.
+    pub source: String,
+    /// Bytes of memory there are, if known.
+    pub total_bytes: Option<u64>,
+}
+
+impl Machine {
+    /// The one this process runs on, as far as it may use it now.
+    pub fn here() -> Machine {
+        let available = sys::memory::available();
+        Machine {
+            available_bytes: available.bytes,
+            source: available.reason.to_string(),
+            total_bytes: sys::memory::total_bytes(),
+        }
+    }
+
+    /// One with so many bytes available.
+    pub fn invented(available_bytes: u64) -> Machine {
+        Machine { available_bytes, source: "an invented machine".into(), total_bytes: None }
+    }
+}
+
+/// What is wanted of the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Most tokens of a sequence; the most that fit, up to what the model was trained for, if absent.
+    pub context_tokens: Option<usize>,
+    /// Element type of cached keys and values.
+    pub kv: KvType,
+    /// Sequences whose state is in memory at once, at least 1.
+    pub sequences: usize,
+    /// Most rows of a window, at least 1.
+    pub chunk_tokens: usize,
+    /// Most rows of a sequence that wait to be kept or taken back.
+    pub tentative_rows: usize,
+    /// How weights come into memory.
+    pub loading: Loading,
+}
+
+impl Default for PlanOptions {
+    fn default() -> PlanOptions {
+        PlanOptions {
+            context_tokens: None,
+            kv: KvType::default(),
+            sequences: 1,
+            chunk_tokens: CHUNK_TOKENS,
+            tentative_rows: 0,
+            loading: Loading::default(),
+        }
+    }
+}
+
+/// Rows of a window unless somebody says otherwise: enough to make every read of the weights count, few enough for small
+/// buffers.
+pub const CHUNK_TOKENS: usize = 512;
+
+/// Where a context that nobody asked for begins to take memory from weights that every token reads. A shorter one is
+/// of no use to a conversation; a longer one would make all of it slow.
+pub const CONTEXT_UNCONTESTED_TOKENS: usize = 4096;
+
+/// Where everything goes. `Display` prints it part by part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What was wanted.
+    pub options: PlanOptions,
+    /// Most tokens of a sequence.
+    pub context_tokens: usize,
+    /// Why so many.
+    pub context_reason: String,
+    /// The machine.
+    pub machine: Machine,
+    /// Everything that takes memory.
+    pub parts: Vec<Part>,
+    /// Bytes of weights that a token reads from the disk again at worst, since the mapped files are larger than the
+    /// memory that is left for them.
+    pub reread_bytes_per_token: u64,
+}
+
+/// Decides what goes where.
+///
+/// # Errors
+/// [`Refusal`] when the memory of this process alone, without a page of a mapped file, exceeds what is available.
+pub fn plan(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Plan, Box<Refusal>> {
+    place(shapes, machine, options)
+        .map_err(|needed| Box::new(refusal::refuse(shapes, machine, options, needed)))
+}
+
+/// [`plan`] without advice: the bytes that are needed are the error.
+fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Plan, u64> {
+    assert!(options.sequences > 0 && options.chunk_tokens > 0, "a plan for nothing");
+    let (context_tokens, context_reason) = match options.context_tokens {
+        Some(tokens) => (tokens, "as asked for".to_owned()),
+        None => largest_context(shapes, machine, options)?,
+    };
+    let mut parts = parts::parts(shapes, options, context_tokens);
+    let process = process_bytes(&parts);
+    let left = machine.available_bytes.checked_sub(process).ok_or(process)?;
+    parts::keep_mapped(&mut parts, left);
+    let reread_bytes_per_token = reread(shapes, &parts);
+    let (options, machine) = (options.clone(), machine.clone());
+    Ok(Plan { options, context_tokens, context_reason, machine, parts, reread_bytes_per_token })
+}
+
+/// The context of a user who named none, with its reason.
+fn largest_context(
+    shapes: &Shapes,
+    machine: &Machine,
+    options: &PlanOptions,
+) -> Result<(usize, String), u64> {
+    let trained = shapes.context_tokens;
+    let available = machine.available_bytes;
+    // What every token reads should stay in memory, and the experts of one token.
+    let hot = match options.loading {
+        Loading::Mapped => (shapes.active.dense + shapes.active.experts) as u64,
+        Loading::Read => 0,
+    };
+    let process = |tokens| process_bytes(&parts::parts(shapes, options, tokens));
+    let uncontested = trained.min(CONTEXT_UNCONTESTED_TOKENS);
+    let beside_hot = largest(trained, |tokens| process(tokens).saturating_add(hot) <= available).unwrap_or(0);
+    if beside_hot >= uncontested {
+        let reason = match beside_hot == trained {
+            true => "all that the model was trained for",
+            false => "the longest that leaves room for the weights of a token",
+        };
+        return Ok((beside_hot, reason.to_owned()));
+    }
+    match largest(uncontested, |tokens| process(tokens) <= available) {
+        Some(tokens) if tokens == trained => Ok((tokens, "all that the model was trained for".to_owned())),
+        Some(tokens) => Ok((tokens, "the longest that fits".to_owned())),
+        None => Err(process(trained.min(PARTITION_CELLS))),
+    }
+}
+
+/// The most tokens up to `tokens_max`, in whole blocks of cells below that, for which `fits` holds; `fits` holds for all
+/// smaller ones too.
+fn largest(tokens_max: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    if fits(tokens_max) {
+        return Some(tokens_max);
+    }
+    let (mut fitting, mut not) = (0, tokens_max.div_ceil(PARTITION_CELLS));
+    while not - fitting > 1 {
+        let middle = fitting + (not - fitting) / 2;
+        *(if fits(middle * PARTITION_CELLS) { &mut fitting } else { &mut not }) = middle;
+    }
+    (fitting > 0).then_some(fitting * PARTITION_CELLS)
+}
+
+/// Bytes that are this process's own.
+fn process_bytes(parts: &[Part]) -> u64 {
+    let own = parts.iter().filter(|part| part.place == Place::Process);
+    own.fold(0, |sum, part| sum.saturating_add(part.bytes))
+}
+
+/// Dense weights come back with every token, so they are what the system keeps, as long as they fit; what a token finds
+/// missing is then a part of its experts. Once they do not fit, a page is dropped before it is read again.
+fn reread(shapes: &Shapes, parts: &[Part]) -> u64 {
+    let mapped =
+        |kind: PartKind| parts.iter().find(|part| part.kind == kind).filter(|p| p.place != Place::Process);
+    let (Some(dense), Some(experts)) = (mapped(PartKind::DenseWeights), mapped(PartKind::Experts)) else {
+        return match mapped(PartKind::DenseWeights) {
+            Some(dense) if dense.dropped_bytes() > 0 => shapes.active.dense as u64,
+            _ => 0,
+        };
+    };
+    if dense.dropped_bytes() > 0 {
+        return (shapes.active.dense + shapes.active.experts) as u64;
+    }
+    experts.dropped_bytes().min(shapes.active.experts as u64)
+}
+
+impl Plan {
+    /// Bytes of this process's own memory.
+    pub fn process_bytes(&self) -> u64 {
+        process_bytes(&self.parts)
+    }
+
+    /// Bytes of memory that pages of mapped files are expected to take.
+    pub fn cached_bytes(&self) -> u64 {
+        self.parts.iter().map(Part::cached_bytes).sum()
+    }
+
+    /// Bytes of memory altogether; never more than are available.
+    pub fn bytes(&self) -> u64 {
+        self.process_bytes() + self.cached_bytes()
+    }
+
+    /// What loads the model as planned.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            kv: self.options.kv,
+            context_tokens: Some(self.context_tokens),
+            sequences: Some(self.options.sequences),
+            ..LoadOptions::default()
+        }
+    }
+}

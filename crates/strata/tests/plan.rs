@@ -1,0 +1,84 @@
+//! `strata plan`: what goes where, and what to do where it does not fit.
+
+mod support;
+
+use support::*;
+
+#[test]
+fn every_part_is_listed_with_its_reason_and_they_add_up() {
+    for name in ["q4e-tiny-F32", "q3moe-tiny-F32", "llama-tiny-F32"] {
+        let file = model(name);
+        let plan = json(&["plan", "-m", &file, "--json"]);
+        let parts = plan["parts"].as_array().expect("parts");
+        let sum = |key: &str, place: &str| -> u64 {
+            let of_place = parts.iter().filter(|part| part["place"] == place);
+            of_place.map(|part| part[key].as_u64().expect("bytes")).sum()
+        };
+        assert_eq!(plan["process_bytes"], sum("bytes", "process"), "{name}");
+        assert_eq!(plan["total_bytes"], sum("bytes", "process") + sum("cached_bytes", "mapped"), "{name}");
+        assert!(plan["total_bytes"].as_u64() <= plan["available_bytes"].as_u64(), "{name}");
+        let text = strata(&["plan", "-m", &file]);
+        assert_eq!(text.code, 0, "{}", text.stderr);
+        for part in parts {
+            let name = part["name"].as_str().expect("a name");
+            assert!(text.stdout.contains(name) && part["reason"].as_str().is_some_and(|r| !r.is_empty()));
+        }
+        for words in ["total", "available: ", "context", "tokens"] {
+            assert!(text.stdout.contains(words), "{words:?} in {}", text.stdout);
+        }
+    }
+}
+
+/// An 8 GB machine, invented: what is refused says both numbers and a command line that works.
+#[test]
+fn what_does_not_fit_is_refused_with_what_would() {
+    let file = model("q4e-tiny-F32");
+    let wanted = ["plan", "-m", &file, "--memory", "300M", "--kv", "f32", "--ctx", "200000"];
+    let ran = strata(&wanted);
+    assert_eq!((ran.code, &*ran.stdout), (8, ""), "{ran:?}");
+    assert!(ran.stderr.starts_with(&format!("error: {file} does not fit: ")), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("are needed and 300.0 MiB are available (as --memory says)"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(ran.stderr.lines().count(), 1);
+    let (_, advice) = ran.stderr.trim_end().split_once("it fits with ").expect("advice");
+    assert!(advice.contains("--ctx "), "{advice}");
+    for setting in advice.split(", or with ") {
+        let flags = setting.split(' ').filter(|word| *word != "and").collect::<Vec<_>>();
+        let mut args = ["plan", "-m", &file, "--memory", "300M"].to_vec();
+        for (flag, value) in [("--kv", "f32"), ("--ctx", "200000")] {
+            if !flags.contains(&flag) {
+                args.extend([flag, value]);
+            }
+        }
+        args.extend(flags);
+        let ran = strata(&args);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+    }
+    let ran = strata(&["plan", "-m", &file, "--memory", "1M"]);
+    assert!(ran.code == 8 && ran.stderr.contains("no setting fits: even the smallest needs"), "{ran:?}");
+}
+
+#[test]
+fn settings_change_what_they_should() {
+    let file = model("q3moe-tiny-F32");
+    let plan = |more: &[&str]| json(&[&["plan", "-m", &file, "--json", "--ctx", "2000"], more].concat());
+    let bytes = |plan: &serde_json::Value, name: &str| -> u64 {
+        let parts = plan["parts"].as_array().expect("parts");
+        parts
+            .iter()
+            .filter(|part| part["name"] == name)
+            .map(|part| part["bytes"].as_u64().expect("bytes"))
+            .sum()
+    };
+    let base = plan(&[]);
+    assert_eq!((&base["kv"], &base["weights"]), (&"f16".into(), &"mapped".into()));
+    assert!(bytes(&plan(&["--kv", "f32"]), "KV cells") > bytes(&base, "KV cells"));
+    assert!(bytes(&plan(&["--parallel", "3"]), "KV cells") > 2 * bytes(&base, "KV cells"));
+    assert!(bytes(&plan(&["--chunk", "64"]), "scratch buffers") < bytes(&base, "scratch buffers") / 2);
+    let read = plan(&["--weights", "read"]);
+    assert!(read["process_bytes"].as_u64() > base["process_bytes"].as_u64());
+    assert_eq!(read["cached_bytes"], 0);
+}
