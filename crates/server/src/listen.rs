@@ -1,7 +1,7 @@
 //! Where connections come in.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,25 +93,20 @@ impl Listener {
     /// # Errors
     /// See [`ListenError`].
     pub fn bind(host: &str, port: u16) -> Result<Listener, ListenError> {
+        let unknown = |source| ListenError::Unknown { host: host.to_owned(), source };
+        let addresses: Vec<_> = (bare(host), port).to_socket_addrs().map_err(unknown)?.collect();
         let listen = || {
-            let socket = TcpListener::bind(Listener::addresses(host, port)?.as_slice())?;
+            let socket = TcpListener::bind(addresses.as_slice())?;
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
             Ok(Listener { socket, host: bare(host).to_owned(), address })
         };
-        Listener::addresses(host, port)
-            .map_err(|source| ListenError::Unknown { host: host.to_owned(), source })
-            .and_then(|_| listen().map_err(|source| error(host, port, source)))
+        listen().map_err(|source| error(host, port, source))
     }
 
     /// Where clients find it.
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-
-    fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        use std::net::ToSocketAddrs;
-        (bare(host), port).to_socket_addrs().map(Iterator::collect)
     }
 
     pub(crate) fn ip(&self) -> IpAddr {

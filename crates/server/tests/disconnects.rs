@@ -88,6 +88,25 @@ fn many_that_leave_at_once() {
     served.is_well();
 }
 
+/// What nobody reads stays in the answer, is not made into bytes, and holds up nobody.
+#[test]
+fn a_reader_that_does_not_read_holds_up_nobody() {
+    let served = Served::start();
+    let begun = served.script.begun();
+    // More than all buffers between the two hold.
+    let much = text(&"x".repeat(1 << 20));
+    served.script.say(vec![much; 64]);
+    let mut slow = served.connect();
+    slow.post(CHAT, &streamed());
+    served.script.wait_begun(begun + 1);
+    for _ in 0..8 {
+        assert_eq!(served.post(CHAT, &minimal()).status, 200);
+    }
+    served.script.wait_open(1);
+    drop(slow);
+    served.is_well();
+}
+
 /// Headers come at once, and comments while there is nothing to say; clients gave up after minutes without a byte.
 #[test]
 fn a_stream_in_which_nothing_happens_shows_signs_of_life() {

@@ -187,8 +187,7 @@ pub enum Error {
 
 impl Error {
     /// 2 as for any wrong argument, 3 the model, 4 the text or tokens, 5 computing, 6 files and streams, 7 the
-    /// network, 8 memory, 9 the address to
-    /// serve at.
+    /// network, 8 memory, 9 the address to serve at.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ReaderGone => 0,
@@ -214,8 +213,8 @@ impl Error {
             Error::Sampling(_) | Error::Constraint(_) => 2,
             Error::Step(_) | Error::Sample(_) | Error::Engine(_) | Error::Measure(_) => 5,
             Error::Io { .. } => 6,
-            Error::DoesNotFit { .. } => 8,
             Error::Listen(_) => 9,
+            Error::DoesNotFit { .. } => 8,
         }
     }
 }

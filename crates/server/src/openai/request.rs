@@ -79,11 +79,11 @@ pub(crate) fn any_seed() -> u64 {
 fn logit_bias(biases: &Fields<'_>) -> Result<Vec<(u32, f32)>, Fault> {
     let mut found = Vec::new();
     for name in biases.names() {
-        let place = biases.place(name);
         let Ok(token) = name.parse() else {
+            // The name is the client's own text, which a field's name in the log must not be.
             let message =
-                format!("`{place}` must be named by a token id, a whole number from 0 to {}", u32::MAX);
-            return Err(Fault::of_field(Kind::Invalid, place, message));
+                format!("`logit_bias` must have token ids as names, whole numbers from 0 to {}", u32::MAX);
+            return Err(Fault::of_field(Kind::Invalid, "logit_bias", message));
         };
         found.extend(biases.number(name, -100.0..=100.0)?.map(|bias| (token, bias)));
     }

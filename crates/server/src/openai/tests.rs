@@ -208,9 +208,9 @@ fn the_ranges_are_those_of_the_engine() {
 #[test]
 fn biases_are_of_token_ids() {
     for (wrong, field) in [
-        ("{\"-1\":1}", "logit_bias.-1"),
-        ("{\"4294967296\":1}", "logit_bias.4294967296"),
-        ("{\"x\":1}", "logit_bias.x"),
+        ("{\"-1\":1}", "logit_bias"),
+        ("{\"4294967296\":1}", "logit_bias"),
+        ("{\"x\":1}", "logit_bias"),
         ("{\"1\":1e30}", "logit_bias.1"),
         ("{\"1\":\"1\"}", "logit_bias.1"),
         ("[]", "logit_bias"),

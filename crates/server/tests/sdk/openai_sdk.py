@@ -1,6 +1,6 @@
 """OpenAI's own Python SDK against the real program with a real model.
 
-    python3 openai_sdk.py STRATA MODEL [ROUNDS]
+    python3 openai_sdk.py STRATA MODEL [ROUNDS]      (at least 2)
 
 Chat and plain completions, streamed and not, from one client and from eight at once; wrong requests, full queues, clients
 that leave while they wait, while the prompt is read and while the answer is written. Usage must be the same in every form,
@@ -22,7 +22,7 @@ import openai
 PARALLEL = 4
 QUEUE = 8
 CONTEXT = 1024
-# Rounds that the allocator and the pools of threads need to reach their size.
+# In these rounds the allocator and the pools of threads reach their size.
 WARM_UP_ROUNDS = 10
 # Memory that may come and go without being a leak: with each round 20 requests are answered and 12 are left, and losing the
 # state of only one of these, of which a token takes 23 KB, would exceed it by far over all rounds.
@@ -239,6 +239,7 @@ def overload(server):
 def main():
     strata, model = sys.argv[1:3]
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 50
+    warm_up = min(WARM_UP_ROUNDS, rounds // 2)
     server = Server(strata, model)
     try:
         whole, raw = answers(server)
@@ -252,7 +253,7 @@ def main():
             assert chat(server.client) == whole
             server.wait_until(0, 0)
             resident.append(server.resident_bytes())
-        early, late = max(resident[: WARM_UP_ROUNDS + 1]), max(resident[WARM_UP_ROUNDS:])
+        early, late = max(resident[:warm_up]), max(resident[warm_up:])
         mebibytes = [round(bytes / (1 << 20), 1) for bytes in resident[:: max(1, rounds // 10)]]
         print(f"{rounds} rounds: resident MiB {mebibytes}, {(late - early) / 1024:.0f} KiB more after the first")
         assert late - early <= GROWTH_BYTES_MAX, resident

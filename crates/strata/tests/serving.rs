@@ -1,0 +1,161 @@
+//! `strata serve` with models whose words mean nothing: what it says, counts, refuses, and how it ends.
+
+#![forbid(unsafe_code)]
+#![cfg(unix)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command};
+
+use serde_json::{Value, json};
+use support::{model, program, strata};
+
+/// The program, serving.
+struct Serving {
+    child: Child,
+    address: String,
+}
+
+impl Serving {
+    fn start(log_level: &str) -> Serving {
+        let file = model("q2-tiny-F32");
+        let args = ["serve", "-m", &file, "--port", "0", "--ctx", "256", "--parallel", "2", "--threads", "1"];
+        let mut child =
+            program(&[&args[..], &["--log-level", log_level]].concat()).spawn().expect("the program starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let address = line.strip_prefix("listening on http://").expect("an address").trim().to_owned();
+        Serving { child, address }
+    }
+
+    /// Status and body of an answer.
+    fn ask(&self, head: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).expect("a connection");
+        let length = body.len();
+        let request =
+            format!("{head} HTTP/1.0\r\nHost: {}\r\nContent-Length: {length}\r\n\r\n{body}", self.address);
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, body) = self.ask(&format!("POST {path}"), &body.to_string());
+        (status, serde_json::from_str(&body).expect("JSON"))
+    }
+
+    /// Ends it as an init system does; what it left on standard error.
+    fn stop(mut self) -> (Option<i32>, String) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("a kill").success());
+        let mut stderr = String::new();
+        self.child.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("text");
+        (self.child.wait().expect("its end").code(), stderr)
+    }
+}
+
+#[test]
+fn a_model_is_served_and_the_program_ends_well() {
+    let serving = Serving::start("warn");
+    let (status, health) = serving.ask("GET /health", "");
+    assert_eq!(
+        (status, health.as_str()),
+        (200, r#"{"status":"ok","queued":0,"running":0,"parallel_max":2}"#)
+    );
+    let (_, models) = serving.ask("GET /v1/models", "");
+    assert!(
+        models.contains("\"id\":\"q2-tiny-F32\"") && models.contains("\"context_length\":256"),
+        "{models}"
+    );
+    let request = json!({"prompt": "Hello", "max_tokens": 20, "seed": 3, "temperature": 1.5});
+    let (status, whole) = serving.post("/v1/completions", &request);
+    assert_eq!(status, 200, "{whole}");
+    let (text, usage) = (whole["choices"][0]["text"].as_str().expect("text"), &whole["usage"]);
+    assert!(!text.is_empty());
+    let mut request = request;
+    request["stream"] = true.into();
+    request["stream_options"] = json!({"include_usage": true});
+    let (_, stream) = serving.ask("POST /v1/completions", &request.to_string());
+    let pieces: Vec<Value> = stream
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: {"))
+        .map(|json| serde_json::from_str(&format!("{{{json}")).expect("JSON"))
+        .collect();
+    let joined: String = pieces.iter().filter_map(|piece| piece["choices"][0]["text"].as_str()).collect();
+    assert_eq!((joined.as_str(), &pieces.last().expect("usage")["usage"]), (text, usage));
+    assert_eq!(serving.stop(), (Some(0), String::new()));
+}
+
+/// Token -1 as a prompt ended one server, and was a fault of another's own.
+#[test]
+fn what_the_engine_would_refuse_is_refused() {
+    let serving = Serving::start("warn");
+    let refused = |path: &str, body: Value| {
+        let (status, answer) = serving.post(path, &body);
+        assert_eq!(status, 400, "{body}: {answer}");
+        let error = &answer["error"];
+        (error["param"].as_str().map(str::to_owned), error["message"].as_str().expect("a text").to_owned())
+    };
+    let field = |body: Value| refused("/v1/completions", body).0;
+    for tokens in
+        [json!([-1]), json!([1u64 << 31]), json!([1u64 << 63]), json!([100_000_000]), json!([]), json!([[]])]
+    {
+        assert!(field(json!({"prompt": tokens})).expect("a field").starts_with("prompt"), "{tokens}");
+    }
+    assert_eq!(field(json!({"prompt": "x", "stop": ""})).as_deref(), Some("stop"));
+    assert_eq!(field(json!({"prompt": "x", "stop": vec!["a"; 10_000]})).as_deref(), Some("stop"));
+    assert_eq!(field(json!({"prompt": "x", "stop": "a".repeat(1 << 20)})).as_deref(), Some("stop"));
+    assert_eq!(field(json!({"prompt": "x", "logit_bias": {"100000000": 1}})).as_deref(), Some("logit_bias"));
+    let (_, message) = refused("/v1/completions", json!({"prompt": vec![1; 256]}));
+    assert!(message.contains("the prompt has 256 tokens; the context holds 256"), "{message}");
+    let (status, answer) =
+        serving.post("/v1/completions", &json!({"prompt": vec![1; 255], "max_tokens": 100}));
+    assert_eq!((status, answer["usage"]["completion_tokens"].as_u64()), (200, Some(1)), "{answer}");
+    assert_eq!(serving.stop().0, Some(0));
+}
+
+/// One line for each request, with figures and without words.
+#[test]
+fn requests_are_logged_without_what_they_say() {
+    let serving = Serving::start("info");
+    serving.post("/v1/completions", &json!({"prompt": "sesame", "max_tokens": 3, "stop": "abracadabra"}));
+    serving.post("/v1/completions", &json!({"prompt": "sesame", "max_tokens": 3, "temperature": "sesame"}));
+    serving.post("/v1/completions", &json!({"prompt": "sesame".repeat(1000), "max_tokens": 3}));
+    serving.ask("POST /v1/completions", "{sesame");
+    let (_, log) = serving.stop();
+    let of = |start: &str| log.lines().filter(|line| line.starts_with(start)).collect::<Vec<_>>();
+    let answered = of("info: answered ");
+    assert_eq!((answered.len(), of("info: refused ").len()), (1, 3), "{log}");
+    for figure in
+        ["status=200", "completion_tokens=", "prompt_tokens=", "queue_ms=", "path=\"/v1/completions\""]
+    {
+        assert!(answered[0].contains(figure), "{log}");
+    }
+    assert!(!log.contains("sesame") && !log.contains("abracadabra"), "{log}");
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_one_sentence() {
+    let file = model("q2-tiny-F32");
+    let check = |host: &str, port: &str, wanted: &str| {
+        let ran = strata(&["serve", "-m", &file, "--host", host, "--port", port]);
+        assert_eq!((ran.code, ran.stderr.lines().count(), ran.stdout.as_str()), (9, 1, ""), "{ran:?}");
+        assert!(ran.stderr.starts_with(&format!("error: {wanted}")), "{}", ran.stderr);
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port();
+    check("127.0.0.1", &port.to_string(), &format!("port {port} of 127.0.0.1 is in use by another program"));
+    check("192.0.2.1", "0", "192.0.2.1 is no address of this machine");
+    check("no host", "0", "the name no host has no address");
+    let ran = strata(&["serve", "-m", "none.gguf", "--port", "0"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{ran:?}");
+    for wrong in
+        [["--port", "65536"], ["--port", "-1"], ["--parallel", "0"], ["--api-key", ""], ["--temp", "-1"]]
+    {
+        assert_eq!(strata(&[&["serve", "-m", &file][..], &wrong].concat()).code, 2, "{wrong:?}");
+    }
+}
