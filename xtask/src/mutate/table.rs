@@ -177,8 +177,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the block that a fork writes to starts empty",
         file: STATE,
-        old: "*block = Arc::new(block.duplicate()?);",
-        new: "*block = Arc::new(CellBlock::new(self.layout.kv, self.layout.block_values)?);",
+        old: "*block = Arc::new(self.pool.copy_of(&self.layout, block)?);",
+        new: "*block = Arc::new(self.pool.block(&self.layout)?);",
         test: LLAMA,
         quick: true,
     },
