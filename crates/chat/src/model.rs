@@ -1,7 +1,7 @@
 //! A model that answers conversations: messages in, chat events out.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use engine::{EndReason, Ended, Request, RequestError, RequestEvent, Sampling, Service, SubmitError};
 use gguf::Metadata;
@@ -17,7 +17,7 @@ use crate::{Error, Message, RenderInput, Rendered, Role, Specials, Template, Tok
 pub struct ChatRequest {
     /// What comes before the answer.
     pub prompt: Prompt,
-    /// How tokens are chosen.
+    /// How tokens are chosen. A penalty on repeated sequences without breakers gets [`ChatFormat::sequence_breakers`].
     pub sampling: Sampling,
     /// Most tokens of the answer, thinking included; the context ends it in any case.
     pub tokens_max: Option<usize>,
@@ -125,6 +125,7 @@ pub struct ChatFormat {
     template: Result<Template, Arc<Error>>,
     /// The marks of a model that thinks.
     marks: Option<(Marker, Marker)>,
+    sequence_breakers: OnceLock<Vec<u32>>,
 }
 
 impl ChatFormat {
@@ -138,7 +139,7 @@ impl ChatFormat {
         let marks = template.as_ref().ok().and_then(|template| template.thinking().marks);
         let marks =
             marks.map(|(open, close)| (Marker::new(&tokenizer, open), Marker::new(&tokenizer, close)));
-        Ok(ChatFormat { tokenizer, template, marks })
+        Ok(ChatFormat { tokenizer, template, marks, sequence_breakers: OnceLock::new() })
     }
 
     /// Why conversations cannot be answered; plain texts can.
@@ -149,6 +150,16 @@ impl ChatFormat {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// The tokens over which no repeated sequence reaches: with a line end, a colon, a quotation mark or an asterisk in
+    /// their text, which are llama.cpp's choice.
+    pub fn sequence_breakers(&self) -> &[u32] {
+        self.sequence_breakers.get_or_init(|| {
+            let breaks =
+                |&id: &u32| self.tokenizer.token_bytes(id).iter().any(|byte| b"\n:\"*".contains(byte));
+            (0..self.tokenizer.vocabulary_len() as u32).filter(breaks).collect()
+        })
     }
 
     /// The token ids of a request's prompt.
@@ -240,7 +251,12 @@ impl ChatModel {
     /// [`ChatError`]; nothing was computed then.
     pub fn generate(&self, request: ChatRequest) -> Result<ChatAnswer, ChatError> {
         let ReadPrompt { tokens: prompt, thinking } = self.format.read(&request)?;
-        let ChatRequest { sampling, tokens_max, stop_strings, .. } = request;
+        let ChatRequest { mut sampling, tokens_max, stop_strings, .. } = request;
+        if let Some(dry) = sampling.dry.as_mut().filter(|dry| dry.sequence_breakers.is_empty()) {
+            // A tokenizer may have tokens past the last one that the model knows.
+            let known = |&id: &u32| (id as usize) < self.service.model().spec.vocabulary;
+            dry.sequence_breakers = self.format.sequence_breakers().iter().copied().filter(known).collect();
+        }
         let stop_tokens = self.format.tokenizer.end_of_generation().iter().copied().collect();
         let spec = ConstraintSpec { stop_strings, stop_tokens, thinking };
         let constraint = Arc::new(Constraint::new(spec, self.format.tokenizer.clone())?);

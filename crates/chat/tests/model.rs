@@ -148,3 +148,18 @@ fn thinking_is_told_from_text_and_can_be_cut_or_left_out() {
         assert!(end.usage.thinking_tokens <= 1, "{off:?}: {}", end.usage.thinking_tokens);
     }
 }
+
+#[test]
+fn repeated_sequences_are_broken_where_a_text_is() {
+    let model = model("q2-tiny-F32");
+    let breakers = model.format().sequence_breakers();
+    let text = |id: u32| String::from_utf8_lossy(model.format().tokenizer().token_bytes(id)).into_owned();
+    assert!(breakers.len() > 4 && breakers.iter().all(|&id| text(id).contains(['\n', ':', '"', '*'])));
+    let dry = engine::Dry { multiplier: 5.0, ..engine::Dry::default() };
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let ask = |dry| {
+        let sampling = Sampling { dry, ..greedy.clone() };
+        heard(&model, ChatRequest { sampling, tokens_max: Some(200), ..request("Why") }).2
+    };
+    assert_ne!(ask(Some(dry)), ask(None), "what goes round in circles is led out of them");
+}

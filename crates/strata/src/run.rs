@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use chat::{ChatEnd, ChatEvent, ChatRequest, Finish, Message, Prompt, Role};
+use chat::{ChatEnd, ChatEvent, ChatRequest, Finish, Message, Prompt, Role, Thinking};
 use engine::{Ended, ServiceLimits};
 use serde_json::json;
 
@@ -21,7 +21,7 @@ use crate::progress::Progress;
 Examples:
   strata run -m model.gguf -p 'What is the capital of France?'
   strata run -m model.gguf -p 'Count to ten.' --temp 0 -n 64
-  strata run -m model.gguf --raw -p 'Once upon a time'
+  strata run -m model.gguf --raw -p 'Once upon a time' --stop 'The End'
   git diff | strata run -m model.gguf --system 'Review this change.' -p - --json
 
 The answer goes to standard output as it is written, statistics to standard error. With the same model, --kv, prompt,
@@ -42,6 +42,12 @@ pub struct RunArgs {
     /// Most tokens to write [default: until the model ends its answer or the context is full]
     #[arg(short = 'n', long, value_name = "N", value_parser = parse::in_range(0..=usize::MAX))]
     pub tokens_max: Option<usize>,
+    /// End the answer before this text; may be given again and again
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Whether a model that can think does so before it answers: auto, off, or on with at most so many tokens
+    #[arg(long, value_name = "auto|off|N", default_value = "auto", value_parser = parse::thinking)]
+    pub thinking: Thinking,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Most tokens of prompt and answer together [default: what the model was trained for]
@@ -77,8 +83,9 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
         prompt,
         sampling,
         tokens_max: args.tokens_max,
+        stop_strings: args.stop.clone(),
+        thinking: args.thinking,
         local_time_s: prepare::local_time_s(),
-        ..ChatRequest::default()
     })?;
     let mut written = Written { output: (!args.json).then(Output::new), ..Written::default() };
     let mut reading: Option<Progress> = None;

@@ -1,12 +1,15 @@
 //! The command line: the commands, and what several of them are told. What one alone is told stands beside its code.
 
 pub mod parse;
+mod sampling;
 
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use engine::{Isa, KvType, Loading, Sampling};
+use engine::{Isa, KvType, Loading};
 use tracing::Level;
+
+pub use sampling::SamplingArgs;
 
 use crate::bench::BenchArgs;
 use crate::error::Error;
@@ -99,40 +102,6 @@ pub struct ComputeArgs {
     /// Instruction set, scalar, avx2 or avx512; the results are the same bits [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = parse::instruction_set)]
     pub isa: Option<Isa>,
-}
-
-/// How tokens are chosen. The defaults are those of llama.cpp.
-#[derive(Debug, clap::Args)]
-pub struct SamplingArgs {
-    /// Randomness; 0 always takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = parse::temperature)]
-    pub temp: f32,
-    /// Only the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 40, value_parser = parse::in_range(0..=usize::MAX))]
-    pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = parse::fraction)]
-    pub top_p: f32,
-    /// Only tokens at least this fraction as likely as the likeliest
-    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = parse::fraction)]
-    pub min_p: f32,
-    /// Makes the random choices repeatable [default: another one each time]
-    #[arg(long, value_name = "N", value_parser = parse::seed)]
-    pub seed: Option<u64>,
-}
-
-impl SamplingArgs {
-    /// With `seed` where none was given.
-    pub fn sampling(&self, seed: u64) -> Sampling {
-        Sampling {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed.unwrap_or(seed),
-            ..Sampling::default()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub fn kv_type(name: &str) -> Parsed<KvType> {
     KvType::from_name(name).ok_or_else(|| "f16 or f32 is needed".into())
 }
 
-/// An instruction set by name.
+/// Whether a model thinks.
 pub fn thinking(text: &str) -> Parsed<Thinking> {
     match text {
         "auto" => Ok(Thinking::AsTemplate),
@@ -56,10 +56,12 @@ pub fn thinking(text: &str) -> Parsed<Thinking> {
     }
 }
 
+/// How weights come into memory, by name.
 pub fn loading(name: &str) -> Parsed<Loading> {
     Loading::from_name(name).ok_or_else(|| "mapped or read is needed".into())
 }
 
+/// A number of bytes, with or without a unit.
 pub fn memory_bytes(text: &str) -> Parsed<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -76,20 +78,35 @@ pub fn memory_bytes(text: &str) -> Parsed<u64> {
     })
 }
 
+/// An instruction set by name.
 pub fn instruction_set(name: &str) -> Parsed<Isa> {
     Isa::from_name(name).ok_or_else(|| "scalar, avx2 or avx512 is needed".into())
 }
 
+/// A number within limits that the user is told.
+pub fn number(range: RangeInclusive<f32>) -> impl Fn(&str) -> Parsed<f32> + Clone + Send + Sync {
+    move |text| {
+        let wanted = || format!("a number from {} to {} is needed", range.start(), range.end());
+        text.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
+    }
+}
+
 /// A temperature that the sampler takes.
 pub fn temperature(text: &str) -> Parsed<f32> {
-    let number = text.parse().ok().filter(|t: &f32| (0.0..=TEMPERATURE_MAX).contains(t));
-    number.ok_or_else(|| format!("a number from 0 to {TEMPERATURE_MAX} is needed"))
+    number(0.0..=TEMPERATURE_MAX)(text)
 }
 
 /// A probability.
 pub fn fraction(text: &str) -> Parsed<f32> {
-    let number = text.parse().ok().filter(|p: &f32| (0.0..=1.0).contains(p));
-    number.ok_or_else(|| "a number from 0 to 1 is needed".into())
+    number(0.0..=1.0)(text)
+}
+
+/// What is added to the score of a token.
+pub fn token_bias(text: &str) -> Parsed<(u32, f32)> {
+    let parts = text.split_once('=');
+    let bias = parts.and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
+    let finite = bias.filter(|(_, bias): &(u32, f32)| bias.is_finite());
+    finite.ok_or_else(|| "a token id and a number are needed, such as 123=-5.5".into())
 }
 
 /// The weight of a message.

@@ -45,6 +45,9 @@ pub struct ChatArgs {
     /// Most tokens of an answer [default: until the model ends it or the context is full]
     #[arg(short = 'n', long, value_name = "N", value_parser = parse::in_range(1..=usize::MAX))]
     pub tokens_max: Option<usize>,
+    /// End answers before this text; may be given again and again
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Most tokens of the whole conversation [default: what the model was trained for]
@@ -117,7 +120,7 @@ impl Repl<'_> {
             prompt: Prompt::Messages { messages: conversation.messages(), variables: serde_json::Map::new() },
             sampling: self.args.sampling.sampling(prepare::fresh_seed()),
             tokens_max: self.args.tokens_max,
-            stop_strings: Vec::new(),
+            stop_strings: self.args.stop.clone(),
             thinking: self.args.thinking,
             local_time_s: prepare::local_time_s(),
         };
