@@ -70,6 +70,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn join_halves(self, a: I, b: I) -> [I; 2] {
+        [[a[0], b[0]], [a[1], b[1]]]
+    }
+
+    #[inline(always)]
     fn signed_b(self, x: I) -> I {
         x
     }
@@ -322,6 +327,39 @@ impl Simd for Avx2 {
                 (high, _mm256_srli_epi16::<2>(high))
             };
             [_mm256_or_si256(x[0], _mm256_and_si256(first, bits)), _mm256_or_si256(x[1], _mm256_and_si256(second, bits))]
+        }
+        fn two_bits(self, x: &[u8; 32], shift: i32) -> I {
+            let (x, bits) = (_mm256_loadu_si256(x.as_ptr().cast()), _mm256_set1_epi8(3));
+            [
+                _mm256_and_si256(_mm256_srl_epi16(x, _mm_cvtsi32_si128(shift)), bits),
+                _mm256_and_si256(_mm256_srl_epi16(x, _mm_cvtsi32_si128(shift + 2)), bits),
+            ]
+        }
+        fn with_bits(self, x: I, high: &[u8; 32], bit: i32, value: u8) -> I {
+            let high = _mm256_loadu_si256(high.as_ptr().cast());
+            let mut out = x;
+            for h in 0..2 {
+                let bit = _mm256_set1_epi8(1 << (bit + h as i32));
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+                out[h] = _mm256_or_si256(x[h], _mm256_and_si256(set, _mm256_set1_epi8(value as i8)));
+            }
+            out
+        }
+        fn with_mask(self, x: I, mask: u64, value: u8) -> I {
+            // Byte i of the mask to the eight bytes whose bits it holds.
+            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let mut out = x;
+            for h in 0..2 {
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((mask >> (32 * h)) as i32), spread);
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits);
+                out[h] = _mm256_or_si256(x[h], _mm256_and_si256(set, _mm256_set1_epi8(value as i8)));
+            }
+            out
+        }
+        fn lookup(self, x: I, table: &[i8; 16]) -> I {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, x[0]), _mm256_shuffle_epi8(table, x[1])]
         }
         fn dot_bytes(self, signed: bool, acc: I, codes: I, activations: I) -> I {
             let mut acc = acc;

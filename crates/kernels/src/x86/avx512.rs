@@ -177,6 +177,26 @@ impl Simd for Avx512 {
             };
             _mm512_or_si512(x, _mm512_and_si512(high, _mm512_set1_epi8(0x30)))
         }
+        fn two_bits(self, x: &[u8; 32], shift: i32) -> __m512i {
+            let x = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.as_ptr().cast()));
+            let shifts = _mm512_inserti64x4::<1>(_mm512_set1_epi16(shift as i16), _mm256_set1_epi16(shift as i16 + 2));
+            _mm512_and_si512(_mm512_srlv_epi16(x, shifts), _mm512_set1_epi8(3))
+        }
+        fn with_bits(self, x: __m512i, high: &[u8; 32], bit: i32, value: u8) -> __m512i {
+            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));
+            let bits = _mm512_inserti64x4::<1>(_mm512_set1_epi8(1 << bit), _mm256_set1_epi8(2 << bit));
+            let set = _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(high, bits), value as i8);
+            _mm512_or_si512(x, set)
+        }
+        fn with_mask(self, x: __m512i, mask: u64, value: u8) -> __m512i {
+            _mm512_or_si512(x, _mm512_maskz_set1_epi8(mask, value as i8))
+        }
+        fn lookup(self, x: __m512i, table: &[i8; 16]) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)
+        }
+        fn join_halves(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+            [_mm512_inserti64x4::<1>(a, _mm512_castsi512_si256(b)), _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b)]
+        }
         fn signed_b(self, x: __m512i) -> __m512i { _mm512_xor_si512(x, _mm512_set1_epi8(-128)) }
         fn dot_bytes(self, _signed: bool, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
             _mm512_dpbusd_epi32(acc, codes, activations)

@@ -24,10 +24,13 @@ struct Chain {
     sums: [f32; CHAIN_GROUPS],
     /// What to take from the sums of products: per group in quads, else per 16 values.
     bias: [[i32; 16]; 2],
+    /// Sums of the codes of each 16, for formats with a minimum for so many.
+    sum16: [[i32; 16]; 2],
 }
 
 impl Chain {
-    const ZERO: Chain = Chain { q: [[0; 64]; 8], d: [0.0; 16], sums: [0.0; 16], bias: [[0; 16]; 2] };
+    const ZERO: Chain =
+        Chain { q: [[0; 64]; 8], d: [0.0; 16], sums: [0.0; 16], bias: [[0; 16]; 2], sum16: [[0; 16]; 2] };
 
     /// Groups `first .. first + count` of a row.
     #[inline(always)]
@@ -44,6 +47,7 @@ impl Chain {
                     .copy_from_slice(&q[2 * g + h].map(|q| q as u8));
                 if !F::QUADS {
                     self.bias[g / 8][2 * (g % 8) + h] = bias * i32::from(sum16[g][h]);
+                    self.sum16[g / 8][2 * (g % 8) + h] = i32::from(sum16[g][h]);
                 }
             }
             let sum = i32::from(sum16[g][0]) + i32::from(sum16[g][1]);
@@ -149,20 +153,23 @@ impl Part<'_> {
             }
             let codes = F::codes(s, bytes, count, bound);
             let d = s.load_f16(&d[lane]);
-            let scales = if F::QUADS {
-                [s.splat_i(0); 2]
-            } else {
-                // The last block stands in for one that is missing.
-                let blocks = [F::integer_scales(bytes, 0), F::integer_scales(bytes, (count - 1) / 8)];
-                [s.load_i8(blocks[0]), s.load_i8(blocks[1])]
-            };
+            let (mut scales, mut minima) = ([s.splat_i(0); 2], [s.splat_i(0); 2]);
+            if F::SCALES > 0 {
+                let integers = F::integers(bytes);
+                for i in 0..F::SCALES {
+                    scales[i] = s.load_i8(&integers.scales[i]);
+                    if F::HAS_MIN {
+                        minima[i] = s.load_i8(&integers.minima[i]);
+                    }
+                }
+            }
             for (chain, terms) in self.chains.iter().zip(terms.iter_mut()) {
                 let isum = integer_sums::<S, F>(s, bound, &codes, &scales, chain);
                 let d_a = s.load(&chain.d);
                 let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
                 if F::HAS_MIN {
                     let min = s.mul(s.load_f16(&min[lane]), d_a);
-                    t = s.add(t, s.mul(s.load(&chain.sums), min));
+                    t = s.add(t, s.mul(minimum_sums::<S, F>(s, &minima, chain), min));
                 }
                 terms[lane] = t;
             }
@@ -199,16 +206,33 @@ fn integer_sums<S: Simd, F: Packed>(
             let first = s.dot_bytes(F::SIGNED, zero, codes[2 * i], s.load_b(&chain.q[2 * i]));
             sums[i] = s.dot_bytes(F::SIGNED, first, codes[2 * i + 1], s.load_b(&chain.q[2 * i + 1]));
         }
-        return s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[0]));
+        let sums = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[0]));
+        return if F::SCALES == 1 { s.mul_i(sums, scales[0]) } else { sums };
     }
-    let mut scaled = [zero; 2];
+    let mut of_16 = [zero; 2];
     for half in 0..2 {
         let mut sums = [zero; 4];
         for i in 0..4 {
             sums[i] = s.dot_bytes(F::SIGNED, zero, codes[4 * half + i], s.load_b(&chain.q[4 * half + i]));
         }
-        let sums = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[half]));
-        scaled[half] = s.mul_i(sums, scales[half]);
+        of_16[half] = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[half]));
+        if F::SCALES == 2 {
+            of_16[half] = s.mul_i(of_16[half], scales[half]);
+        }
     }
-    s.sum_pairs(scaled[0], scaled[1])
+    let sums = s.sum_pairs(of_16[0], of_16[1]);
+    if F::SCALES == 1 { s.mul_i(sums, scales[0]) } else { sums }
+}
+
+/// The sums of `m16 * a` over the groups of a chain; exact as floats, so that the order of multiplying is free.
+#[inline(always)]
+fn minimum_sums<S: Simd, F: Packed>(s: S, minima: &[S::I; 2], chain: &Chain) -> S::F {
+    match F::SCALES {
+        0 => s.load(&chain.sums),
+        1 => s.mul(s.to_f(minima[0]), s.load(&chain.sums)),
+        _ => {
+            let first = s.mul_i(minima[0], s.load_i(&chain.sum16[0]));
+            s.to_f(s.sum_pairs(first, s.mul_i(minima[1], s.load_i(&chain.sum16[1]))))
+        }
+    }
 }

@@ -55,7 +55,7 @@ const fn integer_scales(dtype: TensorType) -> usize {
         | TensorType::Q1_0
         | TensorType::Q2_0
         | TensorType::NVFP4 => 0,
-        TensorType::Q4_K | TensorType::Q5_K => 1,
+        TensorType::Q4_K | TensorType::Q5_K | TensorType::IQ4_XS => 1,
         _ => 2,
     }
 }

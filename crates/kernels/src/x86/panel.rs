@@ -93,11 +93,17 @@ impl Panel {
                 s.store_b(vector, &mut codes[lane]);
             }
             chain_scales::<F>(chain, count, &mut d[lane], &mut min[lane]);
-            if F::SCALES == 2 {
+            if F::SCALES > 0 {
+                let integers = F::integers(chain);
                 for g in 0..count {
-                    let scales = F::integer_scales(chain, g / 8);
-                    self.s16[g][0][lane] = i32::from(scales[2 * (g % 8)]);
-                    self.s16[g][1][lane] = i32::from(scales[2 * (g % 8) + 1]);
+                    for h in 0..F::SCALES {
+                        // One array of sixteen groups, or one for each block.
+                        let (array, i) = if F::SCALES == 1 { (0, g) } else { (g / 8, 2 * (g % 8) + h) };
+                        self.s16[g][h][lane] = i32::from(integers.scales[array][i]);
+                        if F::HAS_MIN {
+                            self.m16[g][h][lane] = i32::from(integers.minima[array][i]);
+                        }
+                    }
                 }
             }
         }

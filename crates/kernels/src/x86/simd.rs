@@ -102,6 +102,16 @@ pub(super) trait Simd: Copy {
     /// `x | bits << 4` with, for the first 32 bytes of `x` and the last, two bits of each byte of `high`: those from
     /// `shift` and `shift + 2` on. `shift` is 0 or 4.
     fn with_high_bits(self, x: Self::B, high: &[u8; 32], shift: i32) -> Self::B;
+    /// Two bits of each byte of `x`, from `shift` on, then the next two of each. `shift` is at most 4.
+    fn two_bits(self, x: &[u8; 32], shift: i32) -> Self::B;
+    /// `x | value` where, for the first 32 bytes, bit `bit` of the byte of `high` is set, for the last 32 the next bit.
+    fn with_bits(self, x: Self::B, high: &[u8; 32], bit: i32, value: u8) -> Self::B;
+    /// `x | value` in the bytes whose bit of `mask` is set.
+    fn with_mask(self, x: Self::B, mask: u64, value: u8) -> Self::B;
+    /// `table[x]`, for bytes below 16.
+    fn lookup(self, x: Self::B, table: &[i8; 16]) -> Self::B;
+    /// The first halves of a and b, then the last halves.
+    fn join_halves(self, a: Self::B, b: Self::B) -> [Self::B; 2];
     /// Signed codes as [`Simd::dot_bytes`] wants them.
     fn signed_b(self, x: Self::B) -> Self::B;
     /// `acc` plus, in lane i, the product of codes `4 i .. 4 i + 4` with as many activations, exact.
