@@ -100,6 +100,8 @@ impl Engine {
                 for &member in &members {
                     if let Err(error) = self.run_rows(sequences, &[member], &rows, emit) {
                         sequences[member].end(EndReason::Failed(error.into()));
+                        // What it held may be what the next one lacks.
+                        sequences[member].state_mut().give_back();
                     }
                 }
             }

@@ -1,24 +1,27 @@
 //! Which rows the next window has.
 
-/// How many of each sequence's pending tokens go into the next window, of at most `rows_max` rows in all, unless more
-/// sequences than that want one row.
+/// How many of each sequence's pending tokens go into the next window, of at most `rows_max` rows in all, or as many as
+/// there are sequences where these are more. The sequences are in the order they were admitted in.
 ///
 /// Sequences that write, whose one pending token waits for its row, come first: a prompt that is read beside them makes
-/// them slower and never stops them. What rows are left go to the prompts in the order given; the first one always gets
-/// one at least.
+/// them slower and never stops them. Half of the rows that are left, one at least, are the oldest prompt's, so that every
+/// prompt is read in the end, whatever comes after it. The other half goes to those that have least left to read: a short
+/// prompt does not wait for a long one.
 pub(crate) fn rows(pending: &[usize], rows_max: usize) -> Vec<usize> {
     assert!(pending.iter().all(|&tokens| tokens > 0), "a sequence without a pending token");
-    let single = pending.iter().filter(|&&tokens| tokens == 1).count();
-    let mut left = rows_max.saturating_sub(single).max(1);
-    let of = |&tokens: &usize| {
-        if tokens == 1 {
-            return 1;
-        }
-        let rows = tokens.min(left);
-        left -= rows;
-        rows
-    };
-    pending.iter().map(of).collect()
+    let mut rows: Vec<usize> = pending.iter().map(|&tokens| usize::from(tokens == 1)).collect();
+    let mut prompts: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] == 0).collect();
+    let Some(&oldest) = prompts.first() else { return rows };
+    let mut left = rows_max.saturating_sub(rows.len() - prompts.len()).max(1);
+    rows[oldest] = pending[oldest].min(left.div_ceil(2));
+    left -= rows[oldest];
+    prompts.sort_by_key(|&i| pending[i] - rows[i]);
+    for i in prompts {
+        let more = (pending[i] - rows[i]).min(left);
+        rows[i] += more;
+        left -= more;
+    }
+    rows
 }
 
 #[cfg(test)]
@@ -35,9 +38,52 @@ mod tests {
 
     #[test]
     fn who_writes_never_waits_for_who_reads() {
-        assert_eq!(rows(&[1000, 1, 600, 1], 512), [510, 1, 0, 1]);
+        assert_eq!(rows(&[1000, 1, 600, 1], 512), [255, 1, 255, 1]);
         assert_eq!(rows(&[100, 1, 600, 1], 512), [100, 1, 410, 1]);
         // Prompts go on where the writing ones fill the window.
         assert_eq!(rows(&[1, 1, 7, 9], 2), [1, 1, 1, 0]);
+    }
+
+    /// The first prompt took all rows: behind one of 100,000 tokens, a short one waited for minutes.
+    #[test]
+    fn a_short_prompt_does_not_wait_for_a_long_one() {
+        assert_eq!(rows(&[100_000, 1, 10, 300], 512), [256, 1, 10, 245]);
+        assert_eq!(rows(&[1000, 1000], 512), [512, 0]);
+        assert_eq!(rows(&[1000, 700], 512), [256, 256]);
+    }
+
+    #[test]
+    fn a_stream_of_short_prompts_does_not_stop_a_long_one() {
+        let mut long = 5000;
+        for windows in 1.. {
+            let rows = rows(&[long, 64, 64, 64, 64, 64, 64, 64, 64, 1, 1], 512);
+            assert!(rows.iter().sum::<usize>() <= 512);
+            long -= rows[0];
+            if long <= 1 {
+                assert!(windows <= 20, "{windows} windows for 5000 tokens");
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_keeps_to_its_rows() {
+        for sequences in 1..12 {
+            for rows_max in 1..20 {
+                for seed in 0..200usize {
+                    let pending: Vec<usize> =
+                        (0..sequences).map(|i| 1 + (seed * 31 + i * i * 17 + i * seed) % 13).collect();
+                    let rows = rows(&pending, rows_max);
+                    let sum: usize = rows.iter().sum();
+                    assert!(
+                        (1..=rows_max.max(sequences)).contains(&sum),
+                        "{pending:?} in {rows_max}: {rows:?}"
+                    );
+                    assert!(rows.iter().zip(&pending).all(|(rows, pending)| rows <= pending));
+                    let wanted: usize = pending.iter().sum();
+                    assert!(sum >= wanted.min(rows_max), "{pending:?} in {rows_max}: {rows:?}");
+                }
+            }
+        }
     }
 }

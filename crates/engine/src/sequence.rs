@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::error::StepError;
 use crate::model::Model;
 use crate::policy::{RowPolicy, StopReason, Verdict};
 use crate::request::{EndReason, Ended, Request, RequestError};
@@ -131,6 +132,12 @@ impl Sequence {
             return None;
         }
         let next = match self.forced.pop_front() {
+            // Told here, it ends this request; in the next window it would end those of all others too.
+            Some(token) if token as usize >= logits.len() => {
+                let error = StepError::TokenOutOfRange { token, vocabulary: logits.len() };
+                self.end(EndReason::Failed(error.into()));
+                return None;
+            }
             Some(token) => self.sampler.told(logits, token),
             None => {
                 let position = self.tokens.len() as u64;

@@ -5,7 +5,10 @@
 //! receiving side cancels, in the queue as well as while the prompt is read.
 //!
 //! Nothing here waits to send: an event channel has no bound of its own, because the number of its events is bounded by
-//! the request's tokens, and a place in the queue is taken before the request is sent.
+//! the request's tokens, and a place is taken before the request is sent.
+//!
+//! A request has one place from its submission to its end, whether it waits or runs, and gives it back before its caller
+//! hears of the end: so one number says whether there is room, and who has heard an end may submit again.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -70,7 +73,9 @@ pub struct Service {
 
 /// Counts that both sides see. Nothing but figures: no request reads its own results here.
 struct Shared {
-    queued: AtomicUsize,
+    /// Requests that wait or run.
+    taken: AtomicUsize,
+    /// Of these, those that run.
     running: AtomicUsize,
     alive: AtomicBool,
 }
@@ -80,6 +85,15 @@ struct Submission {
     caller: Caller,
     submitted: Instant,
     place: Place,
+}
+
+impl Submission {
+    /// Ends it before its turn came.
+    fn end(self, reason: EndReason) {
+        let Submission { request, caller, submitted, place } = self;
+        drop(place);
+        caller.tell(RequestEvent::Ended(unread(reason, request.prompt_tokens(), submitted.elapsed())));
+    }
 }
 
 /// The engine's side of a request's channel.
@@ -99,12 +113,12 @@ impl Caller {
     }
 }
 
-/// A place in the queue; given back when dropped.
+/// A place in the queue, then among the running; given back when dropped.
 struct Place(Arc<Shared>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+        self.0.taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -200,7 +214,7 @@ impl Service {
         let model = engine.model().clone();
         let (submissions, incoming) = mpsc::channel();
         let shared = Arc::new(Shared {
-            queued: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
         });
@@ -225,9 +239,11 @@ impl Service {
 
     /// What it is doing just now.
     pub fn counts(&self) -> ServiceCounts {
+        let running = self.shared.running.load(Ordering::Acquire);
         ServiceCounts {
-            queued: self.shared.queued.load(Ordering::Acquire),
-            running: self.shared.running.load(Ordering::Acquire),
+            // The two numbers change one after the other.
+            queued: self.shared.taken.load(Ordering::Acquire).saturating_sub(running),
+            running,
             alive: self.shared.alive.load(Ordering::Acquire),
         }
     }
@@ -257,11 +273,11 @@ impl Service {
     }
 
     fn place(&self) -> Result<Place, SubmitError> {
-        // Those that find a free place among the running pass through the queue.
-        let queue_max = self.limits.queue_max;
-        let free = self.limits.parallel_max.saturating_sub(self.shared.running.load(Ordering::Acquire));
-        let more = |queued: usize| (queued < queue_max.saturating_add(free)).then_some(queued + 1);
-        match self.shared.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+        let ServiceLimits { parallel_max, queue_max } = self.limits;
+        // One number decides: with one for those that wait and one for those that run, a request on its way from here to
+        // there would be counted twice or not at all.
+        let more = |taken: usize| (taken < parallel_max.saturating_add(queue_max)).then_some(taken + 1);
+        match self.shared.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(_) => Ok(Place(self.shared.clone())),
             Err(_) => Err(SubmitError::QueueFull { queue_max }),
         }
@@ -300,6 +316,7 @@ struct Running {
 struct Member {
     sequence: Sequence,
     caller: Caller,
+    place: Place,
 }
 
 impl Running {
@@ -320,7 +337,7 @@ impl Running {
                 }
             }
             // Who has enough leaves its place before others take theirs.
-            self.waiting.retain(|submission| !leave_queue(submission));
+            self.leave_queue();
             for member in &mut self.running {
                 if member.caller.has_enough() {
                     member.sequence.end(EndReason::Cancelled);
@@ -333,30 +350,41 @@ impl Running {
         }
     }
 
+    /// Ends those that have had enough before their turn came.
+    fn leave_queue(&mut self) {
+        if self.waiting.iter().any(|submission| submission.caller.has_enough()) {
+            let (leaving, staying): (VecDeque<_>, VecDeque<_>) =
+                self.waiting.drain(..).partition(|submission| submission.caller.has_enough());
+            self.waiting = staying;
+            leaving.into_iter().for_each(|submission| submission.end(EndReason::Cancelled));
+        }
+    }
+
     fn admit(&mut self) {
         while self.running.len() < self.limits.parallel_max {
-            let Some(submission) = self.waiting.pop_front() else { return };
-            let Submission { request, caller, submitted, place } = submission;
+            let Some(Submission { request, caller, submitted, place }) = self.waiting.pop_front() else {
+                return;
+            };
             let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
             match Sequence::new(request, self.engine.model(), queue_time) {
                 Ok(sequence) => {
                     caller.tell(RequestEvent::Admitted);
-                    self.running.push(Member { sequence, caller });
+                    self.running.push(Member { sequence, caller, place });
                     self.shared.running.store(self.running.len(), Ordering::Release);
                 }
                 Err(error) => {
+                    drop(place);
                     let reason = EndReason::Failed(error);
                     caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
                 }
             }
-            drop(place);
         }
     }
 
     fn step(&mut self) {
         let mut sequences = Vec::with_capacity(self.running.len());
         let mut callers = Vec::with_capacity(self.running.len());
-        for Member { sequence, caller } in &mut self.running {
+        for Member { sequence, caller, .. } in &mut self.running {
             sequences.push(sequence);
             callers.push(&*caller);
         }
@@ -366,10 +394,12 @@ impl Running {
     fn remove_ended(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.running[at].sequence.ended().is_some() {
-                let Member { sequence, caller } = self.running.remove(at);
+                let Member { sequence, caller, place } = self.running.remove(at);
                 // The state is freed and the place given on before the caller hears of the end.
+                let ended = sequence.record();
+                drop(place);
                 self.shared.running.store(self.running.len(), Ordering::Release);
-                caller.tell(RequestEvent::Ended(sequence.record()));
+                caller.tell(RequestEvent::Ended(ended));
             }
         }
     }
@@ -377,23 +407,8 @@ impl Running {
     fn cancel_all(mut self) {
         self.running.iter_mut().for_each(|member| member.sequence.end(EndReason::Cancelled));
         self.remove_ended();
-        self.waiting.iter().for_each(cancel_queued);
+        self.waiting.drain(..).for_each(|submission| submission.end(EndReason::Cancelled));
     }
-}
-
-/// True if the caller has enough, who is told so.
-fn leave_queue(submission: &Submission) -> bool {
-    let leaves = submission.caller.has_enough();
-    if leaves {
-        cancel_queued(submission);
-    }
-    leaves
-}
-
-fn cancel_queued(submission: &Submission) {
-    let Submission { request, caller, submitted, .. } = submission;
-    let ended = unread(EndReason::Cancelled, request.prompt_tokens(), submitted.elapsed());
-    caller.tell(RequestEvent::Ended(ended));
 }
 
 /// The end of a request of which nothing was read.

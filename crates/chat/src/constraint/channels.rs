@@ -73,6 +73,8 @@ impl Constraint {
             (Phase::Start { matched }, Some(thinking)) => {
                 sink(Channel::Text, &thinking.spec.open.text.as_bytes()[..matched]);
             }
+            // The end came within the closing mark that was forced: it is not the model's thinking.
+            (Phase::Thinking { .. }, Some(_)) if state.cut => {}
             (Phase::Thinking { at, .. }, Some(thinking)) => sink(Channel::Thinking, thinking.close.held(at)),
             (Phase::Text { at, .. }, _) if self.stops.hit(at).is_some() => {}
             (Phase::Text { at, .. }, _) => sink(Channel::Text, self.stops.held(at)),

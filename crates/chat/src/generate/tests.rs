@@ -1,8 +1,10 @@
-use engine::StopReason;
+use std::collections::VecDeque;
+
+use engine::{RowPolicy, StopReason, Verdict};
 use proptest::prelude::*;
 
 use super::*;
-use crate::constraint::{ConstraintSpec, Marker, ThinkingSpec};
+use crate::constraint::{ConstraintSpec, Marker, TextPolicy, ThinkingSpec};
 use crate::{Tokenizer, Vocabulary};
 
 /// Ids 0 to 255 are the bytes; these follow.
@@ -181,6 +183,121 @@ fn every_way_to_cut_a_stop_gives_the_same() {
             let whole = "one 🙂, two, three";
             let wanted = &whole[..whole.find(&stop).unwrap()];
             check(&stops(&[&stop]), &text, "", wanted, stopped(0));
+        }
+    }
+}
+
+/// Tokens that write several bytes: a stop may begin, end or lie within one.
+#[test]
+fn a_stop_within_a_token_cuts_it() {
+    check(&stops(&["hin"]), &[b'a'.into(), OPEN, b'b'.into()], "", "a<t", stopped(0));
+    check(&stops(&["a<th"]), &[b'x'.into(), b'a'.into(), OPEN], "", "x", stopped(0));
+    check(&stops(&["k>b"]), &[OPEN, b'b'.into(), b'c'.into()], "", "<thin", stopped(0));
+    check(&stops(&["<think><think>"]), &[OPEN, b'a'.into(), OPEN, OPEN], "", "<think>a", stopped(0));
+    check(&stops(&["k><i", "nk>"]), &[OPEN, OPEN], "", "<thi", stopped(1));
+}
+
+/// Characters that are cut off by the limit, by a stop token, by a mark, or by the reader's leave.
+#[test]
+fn a_character_that_is_cut_off_becomes_one_mark_where_it_belongs() {
+    let emoji = bytes("🙂");
+    let joined = bytes("👩\u{200d}👩\u{200d}👧");
+    let end = Finish::Stop(StopReason::Token(END));
+    for cut in 1..4 {
+        let tokens = |after: &[u32]| [&bytes("a")[..], &emoji[..cut], after].concat();
+        check(&stops(&[]), &tokens(&[]), "", "a\u{fffd}", Finish::Length);
+        check(&stops(&[]), &tokens(&[END]), "", "a\u{fffd}", end);
+        check(&stops(&["stop"]), &tokens(&bytes("stop")), "", "a\u{fffd}", stopped(0));
+        check(&thinking(true, None), &tokens(&[]), "a\u{fffd}", "", Finish::Length);
+        check(&thinking(true, None), &tokens(&[CLOSE, b'b'.into()]), "a\u{fffd}", "b", Finish::Length);
+        check(&text_marks(true, None), &tokens(&bytes("[/think]b")), "a\u{fffd}", "b", Finish::Length);
+        let mut generation = generation(thinking(true, None));
+        let mut seen = Seen::default();
+        see(&mut seen, generation.push(&tokens(&[CLOSE])));
+        see(&mut seen, generation.push(&emoji[..cut]));
+        see(&mut seen, generation.finish(Finish::Cancelled));
+        assert_eq!((&*seen.thinking, &*seen.text), ("a\u{fffd}", "\u{fffd}"));
+    }
+    check(&thinking(true, None), &joined, "👩\u{200d}👩\u{200d}👧", "", Finish::Length);
+    // Overlong, a surrogate, a lone continuation: each byte that begins nothing is a mark.
+    let stray = [0xc0, 0xaf, b'a', 0xed, 0xa0, 0x80, b'b', 0xbf, b'c'];
+    let wanted = String::from_utf8_lossy(&stray).into_owned();
+    check(&stops(&["z"]), &stray.map(u32::from), "", &wanted, Finish::Length);
+}
+
+/// A model that thinks `thinking`, closes it by itself if nobody does, and then says `text`; steered by its constraint as
+/// the engine does it.
+fn steered(spec: &ConstraintSpec, thinks: &str, says: &str, tokens_max: usize) -> (Seen, Vec<u32>) {
+    let marks = spec.thinking.clone().unwrap();
+    let constraint = Arc::new(Constraint::new(spec.clone(), tokenizer()).unwrap());
+    let mut policy = TextPolicy::new(constraint.clone());
+    let mut generation = Generation::new(constraint, 7);
+    let opening = if marks.opened_by_prompt { vec![] } else { marks.open.tokens.clone() };
+    let mut own: VecDeque<u32> = [opening, bytes(thinks), marks.close.tokens.clone()].concat().into();
+    let mut forced = VecDeque::new();
+    let (mut seen, mut tokens) = (Seen::default(), Vec::new());
+    let mut verdict = policy.start();
+    loop {
+        match verdict {
+            Verdict::GoOn => {}
+            Verdict::Force(tokens) => {
+                forced = tokens.into();
+                own.clear();
+            }
+            Verdict::Stop(reason) => {
+                see(&mut seen, generation.finish(Finish::Stop(reason)));
+                break;
+            }
+        }
+        if forced.is_empty() && own.is_empty() && !says.is_empty() && !tokens.ends_with(&bytes(says)) {
+            own = bytes(says).into();
+        }
+        let next = if tokens.len() == tokens_max { None } else { forced.pop_front().or(own.pop_front()) };
+        let Some(next) = next else {
+            see(&mut seen, generation.finish(Finish::Length));
+            break;
+        };
+        tokens.push(next);
+        verdict = policy.advance(next);
+        see(&mut seen, generation.push(&[next]));
+    }
+    (seen, tokens)
+}
+
+/// A closing mark that was forced token by token showed as thinking where the limit came within it.
+#[test]
+fn a_budget_keeps_its_promise_whatever_the_limit() {
+    let (thinks, says) = ("let me see now", "The answer.");
+    for (special, opened) in [(true, true), (true, false), (false, true), (false, false)] {
+        for budget in [Some(0), Some(1), Some(10), Some(14), Some(100), None] {
+            for tokens_max in 0..48 {
+                let of_kind = if special { thinking } else { text_marks };
+                let spec = of_kind(opened, budget);
+                let marks = spec.thinking.clone().unwrap();
+                let (seen, tokens) = steered(&spec, thinks, says, tokens_max);
+                let what = format!("special {special}, opened {opened}, {budget:?} of {tokens_max}");
+                assert_eq!(seen.completion_tokens, tokens.len(), "{what}");
+                let opening = if opened { 0 } else { marks.open.tokens.len() };
+                let left = tokens_max.saturating_sub(opening);
+                let spent = budget.unwrap_or(usize::MAX).min(thinks.len());
+                let thought = &thinks[..spent.min(left)];
+                let answered = left.saturating_sub(spent + marks.close.tokens.len()).min(says.len());
+                let cut = spent < thinks.len();
+                if left > spent && left < spent + marks.close.tokens.len() && !cut {
+                    // Its own mark, cut off, is what the model wrote.
+                    assert!(seen.thinking.starts_with(thought), "{what}: {seen:?}");
+                } else if left > 0 || opened {
+                    assert_eq!(seen.thinking, thought, "{what}");
+                }
+                assert!(!cut || !seen.thinking.contains(['[', '<']), "{what}: {seen:?}");
+                if left > 0 || opened {
+                    assert_eq!(seen.text, says[..answered], "{what}");
+                }
+                assert_eq!(seen.end, Some(Finish::Length), "{what}");
+                if cut && left >= spent + marks.close.tokens.len() {
+                    assert!(tokens[opening + spent..].starts_with(&marks.close.tokens), "{what}");
+                }
+            }
         }
     }
 }

@@ -56,7 +56,7 @@ impl Penalties {
     fn dry(&mut self, dry: &Dry, window: &[u32], scores: &mut [f32]) {
         let len = window.len();
         let back = |i: usize| window[len - 1 - i];
-        let limit = (0..len).find(|&i| dry.sequence_breakers.contains(&back(i))).unwrap_or(len);
+        let limit = (0..len).find(|&i| dry.sequence_breakers.binary_search(&back(i)).is_ok()).unwrap_or(len);
         if limit < dry.allowed_length {
             return;
         }

@@ -138,7 +138,7 @@ impl Sampling {
     ///
     /// # Errors
     /// See [`SamplingError`]; the first one found.
-    pub fn validate(self, vocabulary: usize) -> Result<ValidSampling, SamplingError> {
+    pub fn validate(mut self, vocabulary: usize) -> Result<ValidSampling, SamplingError> {
         if vocabulary > VOCABULARY_MAX {
             return Err(SamplingError::TooMany {
                 field: "vocabulary",
@@ -157,10 +157,13 @@ impl Sampling {
             true => Ok(()),
             false => Err(SamplingError::TokenAbsent { field, token, vocabulary }),
         };
-        if let Some(dry) = &self.dry {
+        if let Some(dry) = &mut self.dry {
             in_range("dry_multiplier", dry.multiplier, 0.0, 100.0)?;
             in_range("dry_base", dry.base, 1.0, 100.0)?;
             dry.sequence_breakers.iter().try_for_each(|&token| present("dry_sequence_breakers", token))?;
+            // Looked up for every token of the window.
+            dry.sequence_breakers.sort_unstable();
+            dry.sequence_breakers.dedup();
         }
         for &(token, bias) in &self.logit_bias {
             present("logit_bias", token)?;

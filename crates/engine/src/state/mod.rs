@@ -182,7 +182,7 @@ pub struct State {
     ngram_tail: Option<Tail>,
     ngram_history: Vec<u32>,
     ngram_pending: Vec<u32>,
-    /// True once a pass failed that had moved matrices on which nobody kept.
+    /// True once a pass failed that had moved matrices on which nobody kept, and once the cells were given back.
     lost: bool,
 }
 
@@ -307,6 +307,13 @@ impl State {
     pub(crate) fn fail(&mut self, tentative: bool) {
         self.keep(0);
         self.lost |= !tentative && !self.delta.is_empty();
+    }
+
+    /// Gives its cells back before it is dropped; it cannot be used any more.
+    pub(crate) fn give_back(&mut self) {
+        assert_eq!(self.tentative, 0, "a pass still runs");
+        self.blocks = Vec::new();
+        self.lost = true;
     }
 
     /// Forgets positions and raw indexer keys of blocks that are complete in every layer.
