@@ -76,7 +76,9 @@ pub(crate) fn any_seed() -> u64 {
 fn logit_bias(biases: &Fields<'_>) -> Result<Vec<(u32, f32)>, Fault> {
     let mut found = Vec::new();
     for name in biases.names() {
-        let Ok(token) = name.parse() else {
+        // Of a number that has many forms the longest would fill the log, and two would be two biases of one token.
+        let token = name.parse().ok().filter(|token: &u32| token.to_string() == name);
+        let Some(token) = token else {
             // The name is the client's own text, which a field's name in the log must not be.
             let message =
                 format!("`logit_bias` must have token ids as names, whole numbers from 0 to {}", u32::MAX);

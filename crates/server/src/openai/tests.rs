@@ -211,6 +211,7 @@ fn biases_are_of_token_ids() {
         ("{\"-1\":1}", "logit_bias"),
         ("{\"4294967296\":1}", "logit_bias"),
         ("{\"x\":1}", "logit_bias"),
+        ("{\"+1\":1}", "logit_bias"),
         ("{\"1\":1e30}", "logit_bias.1"),
         ("{\"1\":\"1\"}", "logit_bias.1"),
         ("[]", "logit_bias"),
@@ -218,6 +219,14 @@ fn biases_are_of_token_ids() {
     ] {
         assert_eq!(chat_with("logit_bias", wrong).expect_err(wrong).field.as_deref(), Some(field));
     }
+}
+
+/// A megabyte of zeros in front of a token id was its name in the answer and in the log.
+#[test]
+fn a_name_that_is_long_is_not_repeated() {
+    let fault = chat_with("logit_bias", &format!("{{\"{}5\":101}}", "0".repeat(1000))).expect_err("refused");
+    assert_eq!(fault.field.as_deref(), Some("logit_bias"));
+    assert!(fault.message.len() < 100, "{}", fault.message);
 }
 
 #[test]
