@@ -15,6 +15,12 @@ use crate::fault::{Fault, Kind};
 /// Most characters of a value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 40;
 
+/// Most values of a body. The largest that anybody needs name all tokens of a vocabulary, or a prompt by its ids.
+const BODY_VALUES_MAX: usize = 1 << 20;
+
+/// Most values that are handed on, to a template. Each takes some 250 bytes there, where it came as two.
+pub(crate) const HANDED_VALUES_MAX: usize = 1 << 18;
+
 /// An object of a request.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
@@ -27,12 +33,15 @@ impl<'a> Fields<'a> {
     /// The body of a request.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// It is no JSON object, or one of too many values.
     pub fn of_body(body: &'a [u8]) -> Result<Fields<'a>, Fault> {
         let refused = |why: String| Fault::new(Kind::Invalid, why);
         let text = std::str::from_utf8(body).map_err(|error| {
             refused(format!("the body is not UTF-8 text: byte {} cannot be there", error.valid_up_to()))
         })?;
+        if values(text) > BODY_VALUES_MAX {
+            return Err(refused(format!("the body must have at most {BODY_VALUES_MAX} values")));
+        }
         let fields =
             serde_json::from_str(text).map_err(|error| match text.trim_start().starts_with(['[', '"']) {
                 true => refused("the body must be a JSON object".into()),
@@ -128,9 +137,12 @@ impl<'a> Fields<'a> {
     /// Any value, to be handed on.
     ///
     /// # Errors
-    /// It is nested more deeply than 127 levels, or holds a number that is none.
+    /// It is nested more deeply than 127 levels, holds a number that is none, or too many values.
     pub fn value(&self, name: &str) -> Result<Option<Value>, Fault> {
         let Some(value) = self.raw(name) else { return Ok(None) };
+        if values(value.get()) > HANDED_VALUES_MAX {
+            return Err(too_many_values(&self.place(name)));
+        }
         serde_json::from_str(value.get()).map(Some).map_err(|error| {
             Fault::of_field(
                 Kind::Invalid,
@@ -144,6 +156,26 @@ impl<'a> Fields<'a> {
     pub fn wrong(&self, name: &str, wanted: &str, found: &RawValue) -> Fault {
         wrong(&self.place(name), wanted, found)
     }
+}
+
+/// The values of a JSON text, at most one more than there are for each list or object that is empty.
+pub(crate) fn values(json: &str) -> usize {
+    let (mut values, mut in_text, mut escaped) = (1, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
+/// Something that is handed on, and too much.
+pub(crate) fn too_many_values(place: &str) -> Fault {
+    Fault::of_field(Kind::Invalid, place, format!("`{place}` must have at most {HANDED_VALUES_MAX} values"))
 }
 
 /// A list, if it is one.
@@ -236,6 +268,24 @@ mod tests {
         assert!(refused(b"").starts_with("the body must be a JSON object: EOF"));
         assert!(refused(b"{\"a\":1,}").starts_with("the body must be a JSON object: trailing comma"));
         assert!(refused(b"{} x").starts_with("the body must be a JSON object: trailing characters"));
+    }
+
+    /// Four bodies of 31 MB, each a list of lists for the template, took 22 GB, and the system ended the server.
+    #[test]
+    fn values_are_counted_before_they_take_memory() {
+        for (json, wanted) in
+            [("1", 1), ("[1,2]", 3), ("{\"a,\":[\"[{,\"]}", 3), ("\"\\\",[\"", 1), ("[\"\\\\\",1]", 3)]
+        {
+            assert_eq!(values(json), wanted, "{json}");
+        }
+        let of = |values: usize| format!("{{\"v\":[{}0]}}", "0,".repeat(values - 3));
+        let handed = |values| refusal(&of(values), |fields| fields.value("v"));
+        assert_eq!(handed(HANDED_VALUES_MAX + 1), None);
+        let sentence = handed(HANDED_VALUES_MAX + 2).expect("refused");
+        assert_eq!(sentence, "`v` must have at most 262144 values");
+        assert!(Fields::of_body(of(BODY_VALUES_MAX).as_bytes()).is_ok());
+        let fault = Fields::of_body(of(BODY_VALUES_MAX + 1).as_bytes()).expect_err("refused");
+        assert_eq!(fault.message, "the body must have at most 1048576 values");
     }
 
     /// A field that nobody looks at, nested 10,000 deep, ended another server: its parser called itself once per level.

@@ -49,12 +49,12 @@ impl Guard {
                  or give it an --api-key",
             ));
         }
-        match request.headers().get(ORIGIN) {
-            Some(origin) if !is_of(origin, &named) => Err(forbidden(
+        match request.headers().get_all(ORIGIN).iter().all(|origin| is_of(origin, &named)) {
+            true => Ok(()),
+            false => Err(forbidden(
                 "requests of web pages from elsewhere are not answered: give the server an --api-key and let the page's \
                  own server ask",
             )),
-            _ => Ok(()),
         }
     }
 
@@ -242,6 +242,16 @@ mod tests {
         ] {
             assert_eq!(from(foreign), Some(Kind::Forbidden), "{foreign}");
         }
+    }
+
+    /// Of two origins only the first was looked at.
+    #[test]
+    fn a_second_origin_counts_as_well() {
+        let local = guard("127.0.0.1", "127.0.0.1");
+        let own = ("origin", "http://localhost");
+        let two = |second| kind(&local, Version::HTTP_11, "/", &[("host", "localhost"), own, second]);
+        assert_eq!(two(own), None);
+        assert_eq!(two(("origin", "http://evil.example")), Some(Kind::Forbidden));
     }
 
     #[test]

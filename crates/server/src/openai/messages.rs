@@ -10,8 +10,23 @@ use crate::fields::{self, Fields};
 pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, Fault> {
     let wanted = "`messages` must be a list of at least one message";
     let refused = || Fault::of_field(Kind::Invalid, "messages", wanted);
+    let values = fields.raw("messages").map_or(0, |value| fields::values(value.get()));
+    if values > fields::HANDED_VALUES_MAX {
+        return Err(fields::too_many_values("messages"));
+    }
     let list = fields.list("messages")?.filter(|list| !list.is_empty()).ok_or_else(refused)?;
-    list.into_iter().enumerate().map(|(i, value)| message(value, &format!("messages[{i}]"))).collect()
+    let messages = list.into_iter().enumerate().map(|(i, value)| message(value, &format!("messages[{i}]")));
+    let messages: Vec<_> = messages.collect::<Result<_, _>>()?;
+    match values + values_in_texts(&messages) > fields::HANDED_VALUES_MAX {
+        true => Err(fields::too_many_values("messages")),
+        false => Ok(messages),
+    }
+}
+
+/// Arguments come as texts, and templates are given what these hold.
+fn values_in_texts(messages: &[Message]) -> usize {
+    let calls = messages.iter().flat_map(|message| &message.tool_calls);
+    calls.filter_map(|call| call.arguments.as_str()).map(fields::values).sum()
 }
 
 fn message(value: &RawValue, place: &str) -> Result<Message, Fault> {

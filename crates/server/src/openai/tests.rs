@@ -211,6 +211,7 @@ fn biases_are_of_token_ids() {
         ("{\"-1\":1}", "logit_bias"),
         ("{\"4294967296\":1}", "logit_bias"),
         ("{\"x\":1}", "logit_bias"),
+        ("{\"+1\":1}", "logit_bias"),
         ("{\"1\":1e30}", "logit_bias.1"),
         ("{\"1\":\"1\"}", "logit_bias.1"),
         ("[]", "logit_bias"),
@@ -218,6 +219,14 @@ fn biases_are_of_token_ids() {
     ] {
         assert_eq!(chat_with("logit_bias", wrong).expect_err(wrong).field.as_deref(), Some(field));
     }
+}
+
+/// A megabyte of zeros in front of a token id was its name in the answer and in the log.
+#[test]
+fn a_name_that_is_long_is_not_repeated() {
+    let fault = chat_with("logit_bias", &format!("{{\"{}5\":101}}", "0".repeat(1000))).expect_err("refused");
+    assert_eq!(fault.field.as_deref(), Some("logit_bias"));
+    assert!(fault.message.len() < 100, "{}", fault.message);
 }
 
 #[test]
@@ -333,6 +342,23 @@ fn calls_of_tools_in_the_history_are_taken_as_they_are() {
         let list = json!([{"role": "assistant", "tool_calls": call}]);
         assert_eq!(messages(list).expect_err("refused").field.as_deref(), Some(field));
     }
+}
+
+/// A template is given what the texts of arguments hold: a list of 15 million numbers took it 4 GB and 20 s.
+#[test]
+fn messages_have_a_bounded_number_of_values() {
+    let numbers = format!("{{\"a\":[{}0]}}", "0,".repeat(1 << 18));
+    let text =
+        json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": numbers}}]}]);
+    let parsed: Value = serde_json::from_str(&numbers).expect("JSON");
+    let object =
+        json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": parsed}}]}]);
+    for list in [text, object, json!(vec![json!({"role": "user"}); 1 << 17])] {
+        let fault = messages(list).expect_err("refused");
+        assert_eq!(fault.message, "`messages` must have at most 262144 values");
+    }
+    // Text is none, whatever stands in it.
+    assert!(messages(json!([{"role": "user", "content": ",".repeat(1 << 19)}])).is_ok());
 }
 
 #[test]
