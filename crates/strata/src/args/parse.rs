@@ -44,7 +44,7 @@ pub fn kv_type(name: &str) -> Parsed<KvType> {
     KvType::from_name(name).ok_or_else(|| "f16 or f32 is needed".into())
 }
 
-/// An instruction set by name.
+/// Whether to think before an answer, and how long.
 pub fn thinking(text: &str) -> Parsed<Thinking> {
     match text {
         "auto" => Ok(Thinking::AsTemplate),
@@ -56,10 +56,12 @@ pub fn thinking(text: &str) -> Parsed<Thinking> {
     }
 }
 
+/// A way to bring weights into memory.
 pub fn loading(name: &str) -> Parsed<Loading> {
     Loading::from_name(name).ok_or_else(|| "mapped or read is needed".into())
 }
 
+/// Bytes, with a letter for powers of 1024.
 pub fn memory_bytes(text: &str) -> Parsed<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -76,6 +78,7 @@ pub fn memory_bytes(text: &str) -> Parsed<u64> {
     })
 }
 
+/// An instruction set by name.
 pub fn instruction_set(name: &str) -> Parsed<Isa> {
     Isa::from_name(name).ok_or_else(|| "scalar, avx2 or avx512 is needed".into())
 }
