@@ -61,7 +61,7 @@ const WARM_UP_TOKENS: usize = 32;
 /// Those of the model, of computing and of the streams.
 pub fn bench(args: &BenchArgs) -> Result<(), Error> {
     let context_tokens = (args.prompt_tokens + args.tokens).max(WARM_UP_TOKENS) + 1;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(context_tokens), 2)?;
+    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(context_tokens), 2, &[])?;
     let threads = engine.stage().backend().pool().threads();
     let pool = Pool::new(threads).map_err(|error| Error::Measure(error.to_string()))?;
     let prompt = prompt(args.prompt_tokens.max(WARM_UP_TOKENS), engine.model().spec.vocabulary);

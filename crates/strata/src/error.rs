@@ -46,6 +46,22 @@ pub enum Error {
         /// As given.
         name: String,
     },
+    /// A name that stands for nothing in the data folder, where no file would do.
+    #[error("no model in {} is called `{name}`{}; strata list prints the names", folder.display(), nearest_sentence(nearest))]
+    NotStored {
+        /// As given.
+        name: String,
+        /// Where models are looked for.
+        folder: PathBuf,
+        /// Names that may have been meant, nearest first.
+        nearest: Vec<String>,
+    },
+    /// A model of which the first file has not come whole.
+    #[error("only a part of {name} is here; pull it again, which goes on from there")]
+    InPart {
+        /// Its name.
+        name: String,
+    },
     /// Several models of a name.
     #[error("`{name}` fits {count} models, of which one must be named: {}", names.join(", "))]
     AmbiguousModel {
@@ -79,6 +95,9 @@ pub enum Error {
     /// The chat template gives no prompt.
     #[error("{}", template_sentence(.0))]
     Template(Arc<chat::Error>),
+    /// The chat template gives no prompt, and a conversation is nothing without one.
+    #[error("{}", conversation_sentence(.0))]
+    NoConversation(Arc<chat::Error>),
     /// Text that is not text.
     #[error("{what} is not UTF-8 text: byte {at} cannot be there")]
     NotText {
@@ -104,12 +123,14 @@ pub enum Error {
         available: u64,
     },
     /// The memory of this machine does not hold what is wanted.
-    #[error("{}", refusal_sentence(path, .refusal))]
+    #[error("{}", refusal_sentence(path, .refusal, flags))]
     DoesNotFit {
         /// As given.
         path: PathBuf,
         /// Both numbers, and what would fit.
         refusal: Box<Refusal>,
+        /// Of `--ctx`, `--parallel` and `--chunk` those that the command takes.
+        flags: &'static [&'static str],
     },
     /// Too little to compute a perplexity from.
     #[error("the text has {found} tokens; one chunk needs {needed}: take a longer text or a smaller --ctx")]
@@ -198,8 +219,11 @@ impl Error {
             | Error::Tokenizer { .. }
             | Error::UnknownModel { .. }
             | Error::UnknownModelNoData { .. }
+            | Error::NotStored { .. }
+            | Error::InPart { .. }
             | Error::AmbiguousModel { .. } => 3,
             Error::Template(_)
+            | Error::NoConversation(_)
             | Error::NotText { .. }
             | Error::TextTooLong { .. }
             | Error::ResultsTooLarge { .. }
@@ -269,15 +293,27 @@ fn load_sentence(path: &Path, error: &LoadError) -> String {
     }
 }
 
-/// With the settings as the command line spells them.
-fn refusal_sentence(path: &Path, refusal: &Refusal) -> String {
-    let sentence = refusal.sentence(|change| match change {
-        Change::Loading(loading) => format!("--weights {}", loading.name()),
-        Change::Kv(kv) => format!("--kv {}", kv.name()),
-        Change::Context(tokens) => format!("--ctx {tokens}"),
-        Change::Sequences(sequences) => format!("--parallel {sequences}"),
-        Change::Chunk(tokens) => format!("--chunk {tokens}"),
-    });
+/// With the settings as the command line spells them. One that the command has no flag for is no advice; where there is no
+/// other, it is told in words.
+fn refusal_sentence(path: &Path, refusal: &Refusal, flags: &[&str]) -> String {
+    let is_advice = |change: &Change| match change {
+        Change::Loading(_) | Change::Kv(_) | Change::Context(_) => true,
+        Change::Sequences(_) => flags.contains(&"--parallel"),
+        Change::Chunk(_) => flags.contains(&"--chunk"),
+    };
+    let mut advised = refusal.clone();
+    advised.suggestions.retain(|suggestion| suggestion.changes.iter().all(is_advice));
+    let sentence = match advised.suggestions.is_empty() {
+        true => refusal.to_string(),
+        false => advised.sentence(|change| match change {
+            Change::Loading(loading) => format!("--weights {}", loading.name()),
+            Change::Kv(kv) => format!("--kv {}", kv.name()),
+            Change::Context(tokens) if flags.contains(&"--ctx") => format!("--ctx {tokens}"),
+            Change::Context(tokens) => format!("a context of {tokens} tokens"),
+            Change::Sequences(sequences) => format!("--parallel {sequences}"),
+            Change::Chunk(tokens) => format!("--chunk {tokens}"),
+        }),
+    };
     format!("{} does not fit: {sentence}", path.display())
 }
 
@@ -289,9 +325,45 @@ fn template_sentence(error: &chat::Error) -> String {
     }
 }
 
+/// There is no `--raw` in a conversation.
+fn conversation_sentence(error: &chat::Error) -> String {
+    match error {
+        chat::Error::NoTemplate => {
+            "the model has no chat template; strata run --raw goes on with a text as it is".into()
+        }
+        error => format!("{error}; strata run --raw goes on with a text without the template"),
+    }
+}
+
 fn nearest_sentence(nearest: &[String]) -> String {
     match nearest {
         [] => String::new(),
         names => format!("; the nearest are {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::memory::{Machine, PlanOptions, Shapes, plan};
+    use gguf::ModelFile;
+
+    use super::*;
+
+    /// `strata bench` was advised to take `--ctx` and `--parallel`, and `strata run` a `--chunk`, which they do not have.
+    #[test]
+    fn only_flags_of_the_command_are_advised() {
+        let file = ModelFile::open(&oracle::model("q3-tiny-F32")).expect("a model");
+        let shapes = Shapes::of_file(&file, None).expect("shapes");
+        let wanted = PlanOptions { context_tokens: Some(1 << 20), sequences: 2, ..PlanOptions::default() };
+        let refusal = plan(&shapes, &Machine::invented(1 << 30), &wanted).expect_err("too little memory");
+        let said = |flags| {
+            Error::DoesNotFit { path: "m".into(), refusal: Box::new((*refusal).clone()), flags }.to_string()
+        };
+        let all = said(&["--ctx", "--parallel", "--chunk"]);
+        assert!(all.contains("--ctx ") && all.contains("--parallel 1"), "{all}");
+        let none = said(&[]);
+        assert!(none.contains("it fits with a context of ") && !none.contains("--"), "{none}");
+        let context = said(&["--ctx"]);
+        assert!(context.contains("--ctx ") && !context.contains("--parallel"), "{context}");
     }
 }

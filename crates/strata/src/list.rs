@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::error::Error;
 use crate::models::data::DataFolder;
 use crate::models::stored::Stored;
-use crate::output::{Output, size};
+use crate::output::{Output, plain, size};
 use crate::pull::part::size_recorded;
 
 /// The arguments of `strata list`.
@@ -40,7 +40,7 @@ pub fn list(args: &ListArgs) -> Result<(), Error> {
     }
     Output::new().document(|out| {
         for model in &stored {
-            writeln!(out, "{:>10}  {}{}", size(model.bytes()), model.name(), lacking(model))?;
+            writeln!(out, "{:>10}  {}{}", size(model.bytes()), plain(&model.name()), lacking(model))?;
         }
         match stored.len() {
             0 => writeln!(out, "No models in {}; strata pull hf:OWNER/REPO gets one.", data.root().display()),

@@ -50,7 +50,8 @@ const ROWS_MAX: usize = 64;
 /// # Errors
 /// Every kind but those of text.
 pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F32, Some(args.tokens.len()), 1)?;
+    let mut engine =
+        prepare::engine(&args.model, &args.compute, KvType::F32, Some(args.tokens.len()), 1, &[])?;
     let available = sys::memory::available().bytes;
     let too_large = || Error::ResultsTooLarge { tokens: args.tokens.len(), available };
     let bytes = (args.tokens.len() * engine.model().spec.vocabulary * size_of::<f32>()) as u64;

@@ -1,5 +1,6 @@
 //! The standard streams.
 
+use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal, Write};
 
@@ -26,8 +27,8 @@ impl Output {
     /// # Errors
     /// [`Error::ReaderGone`], and [`Error::Io`] for other faults.
     pub fn piece(&mut self, text: &str) -> Result<(), Error> {
-        match self.terminal && text.contains(steers) {
-            true => self.steer(&text.replace(steers, "")),
+        match self.terminal {
+            true => self.steer(&harmless(text)),
             false => self.steer(text),
         }
     }
@@ -58,13 +59,25 @@ impl Output {
     }
 }
 
-fn steers(c: char) -> bool {
-    c.is_control() && !matches!(c, '\n' | '\t')
+/// What makes the text behind it dim.
+pub const DIM: &str = "\x1b[2m";
+
+/// What ends [`DIM`].
+pub const PLAIN: &str = "\x1b[0m";
+
+/// A model's text without what would steer a terminal: control characters other than line ends and tabs.
+pub fn harmless(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match text.contains(steers) {
+        true => text.replace(steers, "").into(),
+        false => text.into(),
+    }
 }
 
-/// Whether the user wants colours and the like (see no-color.org).
+/// Whether the user wants colours and the like (see no-color.org), on a terminal that knows them.
 pub fn colours() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !unwanted && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
 /// A line on standard error; nobody may be there to read it.
@@ -88,8 +101,8 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// Text from a file or the command line as part of one plain sentence: control characters, which could end the line or
-/// steer the terminal, are written as escapes, and what is too long to read is cut.
+/// Text from a file or the command line as part of one plain sentence: characters that could end the line, steer the
+/// terminal or turn the order of letters are written as escapes, and what is too long to read is cut.
 pub fn plain(text: &str) -> String {
     const CHARS_MAX: usize = 1000;
     let mut plain = String::new();
@@ -98,7 +111,8 @@ pub fn plain(text: &str) -> String {
             plain.push_str("...");
             break;
         }
-        if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
+        let turns = matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns { plain.extend(c.escape_default()) } else { plain.push(c) }
     }
     plain
 }
@@ -112,7 +126,7 @@ fn fault(source: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{plain, size};
+    use super::{harmless, plain, size};
 
     #[test]
     fn sizes_have_three_digits() {
@@ -129,9 +143,16 @@ mod tests {
     }
 
     #[test]
+    fn a_models_text_keeps_lines_and_loses_what_steers() {
+        assert_eq!(harmless("a\tb\nö"), "a\tb\nö");
+        assert_eq!(harmless("a\u{1b}[2Jb\u{9b}\r\u{7}"), "a[2Jb");
+    }
+
+    #[test]
     fn a_sentence_is_one_line_and_steers_no_terminal() {
         assert_eq!(plain("größe"), "größe");
         assert_eq!(plain("a\nb\u{1b}[31m\u{9b}"), "a\\nb\\u{1b}[31m\\u{9b}");
+        assert_eq!(plain("\u{202e}fugg\u{2069}"), "\\u{202e}fugg\\u{2069}");
         assert_eq!(plain(&"é".repeat(2000)), "é".repeat(1000) + "...");
     }
 }

@@ -54,7 +54,7 @@ const SCORED_ROWS_MAX: usize = 64;
 /// Every kind.
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let text = prepare::file_text(&args.file)?;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx), 1)?;
+    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx), 1, &["--ctx"])?;
     let format = prepare::format(&args.model, &engine.model().metadata)?;
     let tokenizer = format.tokenizer();
     // A text's "<|im_end|>" is text here.

@@ -72,8 +72,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), Error> {
         loading: args.weights,
         ..PlanOptions::default()
     };
-    let plan = memory::plan(&shapes, &machine, &options)
-        .map_err(|refusal| Error::DoesNotFit { path: path(), refusal })?;
+    let plan = memory::plan(&shapes, &machine, &options).map_err(|refusal| Error::DoesNotFit {
+        path: path(),
+        refusal,
+        flags: &["--ctx", "--parallel", "--chunk"],
+    })?;
     match args.json {
         true => Output::new().json(&object(&plan)),
         false => Output::new().document(|out| write!(out, "{plan}")),

@@ -19,13 +19,14 @@ use crate::progress::Waiting;
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// Plans the memory, loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open;
-/// `sequences` may be in memory at once.
+/// `sequences` may be in memory at once; `flags` are those of [`Error::DoesNotFit`].
 pub fn engine(
     model: &ModelArgs,
     compute: &ComputeArgs,
     kv: KvType,
     context_tokens: Option<usize>,
     sequences: usize,
+    flags: &'static [&'static str],
 ) -> Result<Engine, Error> {
     let path = model.path()?;
     let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
@@ -38,8 +39,11 @@ pub fn engine(
         loading: compute.weights,
         ..PlanOptions::default()
     };
-    let plan = memory::plan(&shapes, &Machine::here(), &options)
-        .map_err(|refusal| Error::DoesNotFit { path: path.clone(), refusal })?;
+    let plan = memory::plan(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
+        path: path.clone(),
+        refusal,
+        flags,
+    })?;
     plan.to_string().lines().for_each(|line| tracing::info!("{line}"));
     let config = EngineConfig {
         load: plan.load_options(),
@@ -78,8 +82,9 @@ pub fn chat_model(
     compute: &ComputeArgs,
     context_tokens: Option<usize>,
     limits: ServiceLimits,
+    flags: &'static [&'static str],
 ) -> Result<ChatModel, Error> {
-    let engine = engine(model, compute, KvType::F16, context_tokens, limits.parallel_max)?;
+    let engine = engine(model, compute, KvType::F16, context_tokens, limits.parallel_max, flags)?;
     let service = Service::start(engine, limits).map_err(|source| Error::Io {
         action: "start",
         what: "the engine's thread".into(),

@@ -1,13 +1,14 @@
 //! A bar or a spinner on the terminal for work that lasts.
 
 use std::cell::Cell;
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// What is done sooner needs no bar.
 const HIDDEN_FOR: Duration = Duration::from_secs(1);
@@ -35,14 +36,17 @@ impl Progress {
 
     /// Of anything that is counted.
     pub fn count(what: &str, total: u64) -> Progress {
-        Progress::start(what, total, "{wide_msg} {pos} of {len} [{bar:20}] {per_sec:.1} {eta}")
+        Progress::start(what, total, "{wide_msg} {pos} of {len} [{bar:20}] {rate} {eta}")
     }
 
     fn start(what: &str, total: u64, template: &str) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        bar.set_style(
-            ProgressStyle::with_template(template).expect("templates are constant").progress_chars("=> "),
-        );
+        // What stands behind a colon in a template is a width or a colour, and never digits: `.1` was red.
+        let rate = |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let _ = write!(out, "{:.0}/s", state.per_sec());
+        };
+        let style = ProgressStyle::with_template(template).expect("templates are constant");
+        bar.set_style(style.with_key("rate", rate).progress_chars("=> "));
         bar.set_message(crate::output::plain(what));
         Progress { bar, started: Instant::now(), is_shown: Cell::new(false) }
     }

@@ -56,7 +56,13 @@ fn chosen<'a>(name: &str, stored: &'a [Stored], folder: &Path) -> Result<Vec<&'a
     let owners_agree = all.windows(2).all(|pair| pair[0].repository == pair[1].repository);
     match file {
         None if !all.is_empty() && owners_agree => Ok(all),
-        _ => models::one(name, stored, folder).map(|model| vec![model]),
+        _ => match models::one(name, stored, folder) {
+            // No path is taken here.
+            Err(Error::UnknownModel { name, folder, nearest }) => {
+                Err(Error::NotStored { name, folder, nearest })
+            }
+            one => one.map(|model| vec![model]),
+        },
     }
 }
 

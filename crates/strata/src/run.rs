@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let prompt = prepare::text_argument(&args.prompt)?;
     let start = Instant::now();
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone)?;
+    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, &["--ctx"])?;
     let load_time = start.elapsed();
     let prompt = if args.raw {
         Prompt::Text(prompt)
@@ -128,7 +128,9 @@ impl Written {
         self.thinking.push_str(piece);
         let mut errors = std::io::stderr().lock();
         if self.output.is_some() && errors.is_terminal() {
-            let _ = write!(errors, "\x1b[2m{piece}\x1b[0m").and_then(|()| errors.flush());
+            let (dim, plain) = if output::colours() { (output::DIM, output::PLAIN) } else { ("", "") };
+            let piece = output::harmless(piece);
+            let _ = write!(errors, "{dim}{piece}{plain}").and_then(|()| errors.flush());
         }
     }
 

@@ -98,7 +98,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
     // It answers, with nothing but that it is loading, while the model is: whoever waits for it can tell.
     let server: Server<ChatModel> = Server::start(listener, settings).map_err(failed)?;
     let service = ServiceLimits { parallel_max: args.parallel, queue_max: args.queue };
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service)?;
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, &["--ctx", "--parallel"])?;
     if let Some(error) = model.format().template_error() {
         tracing::warn!("conversations cannot be answered, only /v1/completions: {error}");
     }

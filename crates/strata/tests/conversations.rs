@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::Write;
 use std::process::Command;
 
 use rexpect::session::{PtySession, spawn_command};
@@ -142,4 +143,57 @@ fn thinking_is_dimmed_on_a_terminal_and_left_out_in_a_pipe() {
     let object = json(&["run", "-m", &file, "-p", "Why?", "--temp", "0", "-n", "30", "--json"]);
     assert!(!object["thinking"].as_str().expect("a text").is_empty());
     assert!(!piped.stdout.trim().is_empty() && !piped.stdout.contains('\x1b'), "{:?}", piped.stdout);
+}
+
+/// Ctrl-C was only waited for once the prompt had been turned into tokens, so that it ended the program before.
+#[test]
+fn ctrl_c_while_a_long_text_becomes_tokens_does_not_end_the_program() {
+    let home = tempfile::tempdir().expect("a folder");
+    let talk = text(&home.path().join("talk.json"));
+    let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
+    let messages = [message("user", &"a ".repeat(4_000_000)), message("assistant", "b")];
+    let stored = serde_json::json!({"format": "strata-conversation-1", "messages": messages});
+    std::fs::write(&talk, stored.to_string()).expect("written");
+    let file = model(MODEL);
+    let mut session = terminal(home.path(), &["chat", "-m", &file]);
+    session.exp_string("> ").expect("a prompt");
+    session.send_line(&format!("/load {talk}")).expect("a keyboard");
+    session.exp_string("2 messages loaded").expect("a conversation");
+    session.exp_string("> ").expect("a prompt");
+    session.send_line("And?").expect("a keyboard");
+    // The editor has left the terminal to the program.
+    session.exp_string("\x1b[?2004l\r\n").expect("the end of the line");
+    session.send_control('c').expect("a keyboard");
+    session.exp_string("> ").expect("a prompt: the program goes on");
+    session.send_line("/stats").expect("a keyboard");
+    session.exp_string("no answer yet").expect("figures");
+}
+
+/// A byte that is no text, as of a terminal in another encoding, ended the program, and the conversation was lost.
+#[test]
+fn bytes_that_are_no_text_do_not_end_the_program() {
+    let home = tempfile::tempdir().expect("a folder");
+    let file = model(MODEL);
+    let mut session = terminal(home.path(), &["chat", "-m", &file]);
+    session.exp_string("> ").expect("a prompt");
+    let mut keyboard = session.process().get_file_handle().expect("a handle");
+    keyboard.write_all(b"gr\xfc\xdfe\r").expect("a keyboard");
+    session.exp_string("not UTF-8 text: type it again").expect("a sentence");
+    session.exp_string("> ").expect("a prompt: the program goes on");
+    session.send_control('d').expect("a keyboard");
+    session.exp_eof().expect("an end");
+}
+
+/// `strata run` dimmed thinking whatever `NO_COLOR` and the terminal said.
+#[test]
+fn no_escapes_where_they_are_not_wanted() {
+    let file = model("q3-tiny-F32");
+    for (name, value) in [("NO_COLOR", "1"), ("TERM", "dumb")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+        command.args(["run", "-m", &file, "-p", "Why?", "--temp", "0", "-n", "30"]);
+        command.env("TERM", "xterm").env_remove("NO_COLOR").env(name, value);
+        let mut session = spawn_command(command, Some(PATIENCE_MS)).expect("a terminal");
+        let told = session.exp_eof().expect("an end");
+        assert!(told.contains("answer: ") && !told.contains('\x1b'), "{name}: {told:?}");
+    }
 }

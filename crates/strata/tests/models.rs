@@ -125,7 +125,7 @@ fn a_model_is_pulled_listed_used_and_removed() {
     home.fails(&["tokenize", "-m", "Tinny-GGUF", "-p", "x"], 3, "the nearest are acme/Tiny-GGUF:");
     // Removed only when that was meant.
     home.fails(&["rm", "Tiny-Q8_0"], 2, "give --yes");
-    home.fails(&["rm", "nothing", "--yes"], 3, "no model of that name");
+    home.fails(&["rm", "nothing", "--yes"], 3, "is called `nothing`");
     let removed = home.run(&["rm", "Tiny-Q8_0", "--yes"]);
     assert!(removed.code == 0 && removed.stdout.starts_with("1.98 MB are free again: "), "{removed:?}");
     assert_eq!(home.names(), ["acme/Tiny-GGUF:F16/q4e-tiny-split-F16-00001-of-00002.gguf"]);
@@ -152,9 +152,20 @@ fn a_pull_that_was_cut_off_is_listed_and_removed() {
         (&listed["models"][0]["complete"], &listed["models"][0]["files_in_part"]),
         (&false.into(), &1.into())
     );
+    // The file that is not there yet could not be opened, which says nothing of what to do.
+    home.fails(&["inspect", "x"], 3, "only a part of a/b:x.gguf is here; pull it again");
     assert_eq!(home.run(&["rm", "a/b:x.gguf", "--yes"]).code, 0);
     assert!(!part.exists());
     assert_eq!(home.names(), ["a/b:y-00001-of-00002.gguf"]);
+}
+
+/// The name of a file that was put there by hand went to the terminal as it is.
+#[test]
+fn names_in_a_list_steer_no_terminal() {
+    let home = Home::new();
+    home.put("a\u{1b}[31m.gguf", "q2-tiny-F32");
+    let table = home.run(&["list"]).stdout;
+    assert!(table.contains("  a\\u{1b}[31m.gguf\n"), "{table:?}");
 }
 
 #[test]
@@ -186,7 +197,10 @@ fn what_lies_outside_of_the_data_folder_is_never_removed() {
     std::os::unix::fs::symlink(&kept, &link).expect("linked");
     std::os::unix::fs::symlink(outside.path(), home.folder.path().join("models/hf/a/c")).expect("linked");
     assert_eq!(home.names(), ["a/b:linked.gguf", "a/b:x.gguf"]);
-    home.fails(&["rm", "../../kept.gguf", "--yes"], 3, "no model of that name");
+    // Of the file that is there, it was said that it is not.
+    let path = text(&kept);
+    home.fails(&["rm", &path, "--yes"], 3, &format!("is called `{path}`; strata list prints the names"));
+    home.fails(&["rm", "../../kept.gguf", "--yes"], 3, "is called `../../kept.gguf`");
     assert_eq!(home.run(&["rm", "a/b", "--yes"]).code, 0);
     assert!(kept.exists() && !link.exists());
     assert!(home.names().is_empty());

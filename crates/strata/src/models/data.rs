@@ -6,12 +6,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::repository::Repository;
+use super::repository::{PATH_PARTS_MAX, Repository};
 use super::stored::{self, Found, Stored};
 use crate::error::Error;
 
-/// Folders below each other that are looked into.
-const DEPTH_MAX: usize = 8;
+/// Folders below each other that are looked into: `hf`, the owner's, the repository's and those of a file in it.
+const DEPTH_MAX: usize = 3 + PATH_PARTS_MAX - 1;
 
 /// The folder of models.
 #[derive(Debug)]

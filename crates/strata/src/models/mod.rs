@@ -30,7 +30,11 @@ pub fn locate(given: &Path) -> Result<PathBuf, Error> {
     };
     let data = DataFolder::of_user().map_err(|_| Error::UnknownModelNoData { name: name.to_owned() })?;
     let stored = data.stored()?;
-    one(name, &stored, data.root()).map(|found| found.first_path())
+    let found = one(name, &stored, data.root())?;
+    match found.whole.first() {
+        Some(file) => Ok(file.path.clone()),
+        None => Err(Error::InPart { name: found.name() }),
+    }
 }
 
 /// The one model of a name.

@@ -4,6 +4,9 @@ use std::fmt;
 
 use gguf::ShardName;
 
+/// Folders in a repository, and the file: more than any has.
+pub const PATH_PARTS_MAX: usize = 8;
+
 /// `OWNER/REPO`. Neither part can lead anywhere but down.
 #[derive(Clone, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub struct Repository {
@@ -45,14 +48,17 @@ impl fmt::Display for Repository {
 pub struct FilePath(String);
 
 impl FilePath {
-    /// The path of a text; `None` if it is absolute, leads up, or holds what a file's name cannot everywhere.
+    /// The path of a text; `None` if it is absolute, leads up or deeper than models are looked for, or holds what a file's
+    /// name cannot everywhere.
     pub fn parse(text: &str) -> Option<FilePath> {
         let plain = |part: &str| {
             (1..=240).contains(&part.len())
                 && !part.starts_with('.')
                 && !part.chars().any(|c| c.is_control() || "\\:*?\"<>|".contains(c))
         };
-        (text.len() <= 1024 && text.split('/').all(plain)).then(|| FilePath(text.to_owned()))
+        let parts = text.split('/').count();
+        (text.len() <= 1024 && parts <= PATH_PARTS_MAX && text.split('/').all(plain))
+            .then(|| FilePath(text.to_owned()))
     }
 
     /// The path as text.
@@ -142,7 +148,8 @@ mod tests {
         ] {
             assert_eq!(FilePath::parse(text), None, "{text:?}");
         }
-        assert_eq!(FilePath::parse(&"a/".repeat(600)), None);
+        assert!(FilePath::parse(&["a"; PATH_PARTS_MAX].join("/")).is_some());
+        assert_eq!(FilePath::parse(&["a"; PATH_PARTS_MAX + 1].join("/")), None);
     }
 
     #[test]

@@ -72,7 +72,9 @@ pub enum Fault {
         to: String,
     },
     /// The list of files cannot be understood.
-    #[error("what {host} says about {repository} cannot be used: {why}")]
+    #[error(
+        "what {host} says about {repository} cannot be used: {why}; see whether it is a hub, or pull another repository"
+    )]
     Listing {
         /// Which server.
         host: String,

@@ -7,11 +7,8 @@ use chat::{ChatAnswer, ChatEnd, ChatEvent, Finish};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
-use crate::output::{self, Output};
+use crate::output::{self, DIM, Output, PLAIN};
 use crate::progress::Progress;
-
-const DIM: &str = "\x1b[2m";
-const PLAIN: &str = "\x1b[0m";
 
 /// An answer that was written.
 pub struct Written {
@@ -23,23 +20,32 @@ pub struct Written {
     pub end: ChatEnd,
 }
 
-/// Writes an answer as it comes. On a terminal, thinking is shown dimmed, and Ctrl-C stops the answer.
+/// Every Ctrl-C from here on, none of which ends the program any more. In a pipe nobody asks for them: there the signal
+/// ends the program, as it does with any other.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn interrupts() -> Result<Signal, Error> {
+    signal(SignalKind::interrupt()).map_err(|source| Error::Io {
+        action: "listen to",
+        what: "Ctrl-C".into(),
+        source,
+    })
+}
+
+/// Writes an answer as it comes. On a terminal, which has `interrupts`, thinking is shown dimmed and Ctrl-C stops the answer.
 ///
 /// # Errors
 /// Those of the output.
-pub async fn write(mut answer: ChatAnswer, output: Output, terminal: bool) -> Result<Written, Error> {
+pub async fn write(
+    mut answer: ChatAnswer,
+    output: Output,
+    mut interrupts: Option<Signal>,
+) -> Result<Written, Error> {
+    let terminal = interrupts.is_some();
     let mut screen = Screen { output, terminal, colours: output::colours(), thinking: false };
     let (mut thinking, mut text) = (String::new(), String::new());
     let mut reading: Option<Progress> = None;
-    // In a pipe the signal ends the program, as it does with any other.
-    let mut interrupts = match terminal {
-        true => Some(signal(SignalKind::interrupt()).map_err(|source| Error::Io {
-            action: "listen to",
-            what: "Ctrl-C".into(),
-            source,
-        })?),
-        false => None,
-    };
     let end = loop {
         let event = tokio::select! {
             biased;

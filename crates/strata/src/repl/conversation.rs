@@ -4,7 +4,7 @@
 //! system text as the first message.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 use chat::{Message, Role};
@@ -91,11 +91,17 @@ impl Conversation {
         system.into_iter().chain(self.turns.iter().cloned()).collect()
     }
 
-    /// Writes it to a file, which is replaced as a whole or not at all.
+    /// Writes it to a file, which is replaced as a whole or not at all; of a link, what it leads to. Nothing but a file is
+    /// replaced.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn save(&self, path: &Path) -> Result<(), Error> {
+        let fault = |source| Error::Io { action: "write", what: path.display().to_string(), source };
+        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if target.metadata().is_ok_and(|meta| !meta.is_file()) {
+            return Err(fault(io::Error::other("it is there already and is no file")));
+        }
         let role = |role: Role| match role {
             Role::System => StoredRole::System,
             Role::User => StoredRole::User,
@@ -109,17 +115,15 @@ impl Conversation {
         });
         let stored = Stored { format: FORMAT.into(), messages: messages.collect() };
         let text = serde_json::to_string_pretty(&stored).expect("texts are JSON");
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder =
+            target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let written = tempfile::NamedTempFile::new_in(folder).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             file.write_all(b"\n")?;
             file.as_file().sync_all()?;
-            file.persist(path).map_err(|error| error.error)
+            file.persist(&target).map_err(|error| error.error)
         });
-        match written {
-            Ok(_) => Ok(()),
-            Err(source) => Err(Error::Io { action: "write", what: path.display().to_string(), source }),
-        }
+        written.map(|_| ()).map_err(|error| fault(cause(error)))
     }
 
     /// Reads one from a file.
@@ -155,6 +159,16 @@ impl Conversation {
     }
 }
 
+/// What went wrong, without the name of a file for the time being that nobody asked for.
+fn cause(error: io::Error) -> io::Error {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(_), _) => error,
+        (None, ErrorKind::NotFound) => io::Error::other("its folder does not exist"),
+        (None, ErrorKind::PermissionDenied) => io::Error::other("its folder may not be written to"),
+        (None, kind) => kind.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,7 +187,29 @@ mod tests {
         conversation.save(&path).expect("a file");
         assert_eq!(Conversation::load(&path).expect("a conversation").messages(), conversation.messages());
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing left over");
-        assert!(conversation.save(&folder.path().join("missing/talk.json")).is_err());
+        let missing = conversation.save(&folder.path().join("missing/talk.json")).expect_err("no folder");
+        // The name of the file for the time being was in it.
+        assert!(missing.to_string().ends_with("talk.json: its folder does not exist"), "{missing}");
+    }
+
+    /// A device was replaced by a file, and so was a link.
+    #[cfg(unix)]
+    #[test]
+    fn saving_replaces_files_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let conversation = Conversation::new(Some("Be brief.".into()));
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        for path in [&socket, folder.path()] {
+            let error = conversation.save(path).expect_err("no file").to_string();
+            assert!(error.ends_with("it is there already and is no file"), "{error}");
+        }
+        let (link, file) = (folder.path().join("link"), folder.path().join("file"));
+        std::fs::write(&file, "old").expect("written");
+        std::os::unix::fs::symlink("file", &link).expect("linked");
+        conversation.save(&link).expect("saved");
+        assert!(link.symlink_metadata().expect("there").is_symlink());
+        assert_eq!(Conversation::load(&file).expect("a conversation").system(), Some("Be brief."));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where messages come from: a line editor on a terminal, lines in a pipe.
 
-use std::io::{BufRead, IsTerminal, stdin, stdout};
+use std::io::{BufRead, ErrorKind, IsTerminal, stdin, stdout};
 use std::path::PathBuf;
 
 use rustyline::error::ReadlineError;
@@ -35,6 +35,8 @@ pub enum Line {
     Text(String),
     /// Ctrl-C.
     Interrupted,
+    /// Bytes that are no text.
+    Garbled,
     /// Nothing more comes.
     End,
 }
@@ -110,6 +112,7 @@ impl Input {
                 Ok(line) => Ok(Line::Text(line)),
                 Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
                 Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => Ok(Line::Garbled),
                 Err(error) => Err(fault(error)),
             },
             Input::Pipe => {

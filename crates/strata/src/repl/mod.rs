@@ -64,9 +64,9 @@ pub struct ChatArgs {
 /// it ends the program, since nobody is there to react.
 pub fn chat(args: &ChatArgs) -> Result<(), Error> {
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, alone)?;
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, &["--ctx"])?;
     if let Some(error) = model.format().template_error() {
-        return Err(Error::Template(error));
+        return Err(Error::NoConversation(error));
     }
     let mut input = Input::open()?;
     if input.is_terminal() {
@@ -82,6 +82,10 @@ pub fn chat(args: &ChatArgs) -> Result<(), Error> {
             Line::Text(line) => line,
             Line::Interrupted => {
                 output::note(format_args!("Ctrl-D or /quit ends the program."));
+                continue;
+            }
+            Line::Garbled => {
+                output::note(format_args!("error: what was typed is not UTF-8 text: type it again"));
                 continue;
             }
             Line::End => return Ok(()),
@@ -124,8 +128,13 @@ impl Repl<'_> {
             thinking: self.args.thinking,
             local_time_s: prepare::local_time_s(),
         };
-        let answer = self.model.generate(request).map_err(Error::from).map_err(shorter)?;
-        let written = runtime.block_on(answer::write(answer, Output::new(), terminal))?;
+        // Before the text is turned into tokens, which lasts where it is long.
+        let interrupts = match terminal {
+            true => Some(runtime.block_on(async { answer::interrupts() })?),
+            false => None,
+        };
+        let answer = self.model.generate(request).map_err(Error::from).map_err(in_conversation)?;
+        let written = runtime.block_on(answer::write(answer, Output::new(), interrupts))?;
         self.told.add(&written);
         let failed = written.end.reason.clone().err();
         if failed.is_none() || !written.text.is_empty() {
@@ -145,12 +154,13 @@ impl Repl<'_> {
             Command::Reset => self.conversation.reset(),
             Command::Save(path) => {
                 self.conversation.save(&path)?;
-                output::note(format_args!("saved to {}", path.display()));
+                output::note(format_args!("saved to {}", output::plain(&path.to_string_lossy())));
             }
             Command::Load(path) => {
                 self.conversation = Conversation::load(&path)?;
                 let count = self.conversation.len();
-                output::note(format_args!("{count} messages loaded from {}", path.display()));
+                let path = path.to_string_lossy();
+                output::note(format_args!("{count} messages loaded from {}", output::plain(&path)));
             }
             Command::Stats => output::note(format_args!("{}", self.told)),
             Command::Help => output::note(format_args!("{}", command::HELP)),
@@ -160,9 +170,10 @@ impl Repl<'_> {
     }
 }
 
-/// In a conversation there is another way out than a larger context.
-fn shorter(error: Error) -> Error {
+/// In a conversation there are other ways out.
+fn in_conversation(error: Error) -> Error {
     match error {
+        Error::Template(error) => Error::NoConversation(error),
         Error::TooLong { found, context_tokens } => Error::ConversationTooLong { found, context_tokens },
         error => error,
     }
