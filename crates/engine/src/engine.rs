@@ -13,6 +13,7 @@ use crate::scheduler;
 use crate::sequence::Sequence;
 use crate::stage::{Stage, cpu};
 use crate::state::State;
+use crate::weights::Progress;
 use crate::window::{Outputs, Window};
 
 /// What the caller decides about an engine.
@@ -41,7 +42,20 @@ impl Engine {
     /// # Errors
     /// See [`LoadError`].
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Engine, LoadError> {
-        let model = Arc::new(Model::load(path, &config.load)?);
+        Engine::load_with(path, config, &|_, _| ())
+    }
+
+    /// As [`Engine::load`]; `progress` hears of the bytes of weights that are read and of how many there will be, from
+    /// several threads; of nothing where weights are mapped.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load_with(
+        path: &Path,
+        config: &EngineConfig,
+        progress: Progress<'_>,
+    ) -> Result<Engine, LoadError> {
+        let model = Arc::new(Model::load_with(path, &config.load, progress)?);
         let backend = cpu(config.threads, config.isa)?;
         let vocabulary = model.spec.vocabulary;
         Ok(Engine { stage: Stage::new(model, backend), chunk_tokens: config.chunk_tokens.max(1), vocabulary })

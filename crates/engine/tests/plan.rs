@@ -6,7 +6,7 @@ use engine::backend::scratch_bytes;
 use engine::memory::{Machine, PartKind, Place, Plan, PlanOptions, Refusal, Shapes, plan};
 use engine::state::KvType;
 use engine::window::{Outputs, Window};
-use engine::{LoadOptions, Loading, Model};
+use engine::{LoadOptions, Loading, Model, State};
 use gguf::ModelFile;
 use support::sequences::*;
 use support::*;
@@ -41,6 +41,7 @@ fn any_options(random: &mut Random, trained: usize) -> PlanOptions {
         sequences: 1 + random.below(8),
         chunk_tokens: 1 << random.below(12),
         tentative_rows: random.below(3) * 4,
+        output_rows: 1 << random.below(8),
         loading: Loading::ALL[random.below(2)],
     }
 }
@@ -211,6 +212,32 @@ fn cells_are_counted_by_kind_sequences_and_tokens() {
     assert_eq!(kv(KvType::F32, 1, 262_144), 12 * GIB);
     assert_eq!(kv(KvType::F16, 3, 262_144), 18 * GIB);
     assert_eq!(kv(KvType::F16, 1, 257), kv(KvType::F16, 1, 512));
+}
+
+/// Commands that want the logits of many rows took more than was planned, and so did a window of more sequences than its
+/// rows, each of which has one at least.
+#[test]
+fn all_rows_of_the_logits_are_counted() {
+    let path = f32_model("q3moe-tiny");
+    let shapes = shapes("q3moe-tiny");
+    let scratch = |options: &PlanOptions| {
+        let plan = plan(&shapes, &Machine::invented(u64::MAX), options).unwrap();
+        bytes_of(&plan, PartKind::Scratch) + bytes_of(&plan, PartKind::Logits)
+    };
+    let base = PlanOptions { context_tokens: Some(300), chunk_tokens: 48, ..PlanOptions::default() };
+    let mut one = stage(&path, KvType::F16, 1);
+    let mut state = one.model().new_state().unwrap();
+    read(&mut one, &mut state, &[7; 48], &[48]);
+    let found = one.scratch_bytes() as u64;
+    assert!(found > scratch(&base) && found <= scratch(&PlanOptions { output_rows: 48, ..base.clone() }));
+
+    let mut many = stage(&path, KvType::F16, 1);
+    let mut states: Vec<State> = (0..80).map(|_| many.model().new_state().unwrap()).collect();
+    let mut window = Window::default();
+    (0..80).for_each(|i| window.push_tokens(i, &[i as u32], 0, Outputs::Last));
+    many.run(&window, &mut states.iter_mut().collect::<Vec<_>>(), None).unwrap();
+    let options = PlanOptions { sequences: 80, ..base };
+    assert!(many.scratch_bytes() as u64 <= scratch(&options));
 }
 
 /// What is planned against what is there once a model has read more than a chunk.

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use engine::{Engine, KvType, Model, State, StepError};
+use engine::memory::PlanOptions;
+use engine::{Engine, Model, State, StepError};
 use serde_json::json;
 use sys::bandwidth::read_bandwidth;
 use sys::pool::Pool;
@@ -61,7 +62,8 @@ const WARM_UP_TOKENS: usize = 32;
 /// Those of the model, of computing and of the streams.
 pub fn bench(args: &BenchArgs) -> Result<(), Error> {
     let context_tokens = (args.prompt_tokens + args.tokens).max(WARM_UP_TOKENS) + 1;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(context_tokens), 2, &[])?;
+    let wanted = PlanOptions { context_tokens: Some(context_tokens), sequences: 2, ..PlanOptions::default() };
+    let mut engine = prepare::engine(&args.model, &args.compute, wanted, &[])?;
     let threads = engine.stage().backend().pool().threads();
     let pool = Pool::new(threads).map_err(|error| Error::Measure(error.to_string()))?;
     let prompt = prompt(args.prompt_tokens.max(WARM_UP_TOKENS), engine.model().spec.vocabulary);

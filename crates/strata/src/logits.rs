@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use chat::Tokenizer;
+use engine::memory::PlanOptions;
 use engine::window::Outputs;
 use engine::{Engine, KvType, StepError, Window};
 
@@ -50,8 +51,16 @@ const ROWS_MAX: usize = 64;
 /// # Errors
 /// Every kind but those of text.
 pub fn logits(args: &LogitsArgs) -> Result<(), Error> {
-    let mut engine =
-        prepare::engine(&args.model, &args.compute, KvType::F32, Some(args.tokens.len()), 1, &[])?;
+    let tokens = args.tokens.len();
+    let rows_max = if args.taps { tokens } else { tokens.min(ROWS_MAX) };
+    let wanted = PlanOptions {
+        context_tokens: Some(tokens),
+        kv: KvType::F32,
+        chunk_tokens: rows_max,
+        output_rows: rows_max,
+        ..PlanOptions::default()
+    };
+    let mut engine = prepare::engine(&args.model, &args.compute, wanted, &[])?;
     let available = sys::memory::available().bytes;
     let too_large = || Error::ResultsTooLarge { tokens: args.tokens.len(), available };
     let bytes = (args.tokens.len() * engine.model().spec.vocabulary * size_of::<f32>()) as u64;

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use chat::{Specials, Tokenizer};
+use engine::memory::PlanOptions;
 use engine::window::Outputs;
-use engine::{Engine, KvType, StepError, Window};
+use engine::{Engine, StepError, Window};
 use serde_json::json;
 
 use crate::args::{ComputeArgs, ModelArgs, parse};
@@ -54,7 +55,12 @@ const SCORED_ROWS_MAX: usize = 64;
 /// Every kind.
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), Error> {
     let text = prepare::file_text(&args.file)?;
-    let mut engine = prepare::engine(&args.model, &args.compute, KvType::F16, Some(args.ctx), 1, &["--ctx"])?;
+    let wanted = PlanOptions {
+        context_tokens: Some(args.ctx),
+        output_rows: SCORED_ROWS_MAX,
+        ..PlanOptions::default()
+    };
+    let mut engine = prepare::engine(&args.model, &args.compute, wanted, &["--ctx"])?;
     let format = prepare::format(&args.model, &engine.model().metadata)?;
     let tokenizer = format.tokenizer();
     // A text's "<|im_end|>" is text here.

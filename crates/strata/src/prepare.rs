@@ -4,41 +4,34 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
 use engine::memory::{self, Machine, PlanOptions, Shapes};
-use engine::{Engine, EngineConfig, KvType, LoadError, Service, ServiceLimits};
+use engine::{Engine, EngineConfig, LoadError, Loading, Service, ServiceLimits};
 use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::error::Error;
-use crate::progress::Waiting;
+use crate::progress::{Progress, Waiting};
 
 /// Most bytes of a text: many times what any context holds.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// Plans the memory, loads the model and starts the threads. `kv` and `context_tokens` are what the command line left open;
-/// `sequences` may be in memory at once; `flags` are those of [`Error::DoesNotFit`].
+/// Plans the memory, loads the model and starts the threads. What the command line says comes before `wanted`; `flags` are
+/// those of [`Error::DoesNotFit`].
 pub fn engine(
     model: &ModelArgs,
     compute: &ComputeArgs,
-    kv: KvType,
-    context_tokens: Option<usize>,
-    sequences: usize,
+    wanted: PlanOptions,
     flags: &'static [&'static str],
 ) -> Result<Engine, Error> {
     let path = model.path()?;
     let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
     let file = file(model)?;
     let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
-    let options = PlanOptions {
-        context_tokens,
-        kv: compute.kv.unwrap_or(kv),
-        sequences,
-        loading: compute.weights,
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions { kv: compute.kv.unwrap_or(wanted.kv), loading: compute.weights, ..wanted };
     let plan = memory::plan(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
         path: path.clone(),
         refusal,
@@ -51,12 +44,31 @@ pub fn engine(
         isa: compute.isa,
         chunk_tokens: plan.options.chunk_tokens,
     };
-    let _waiting = Waiting::start("loading the model");
-    let engine = Engine::load(&path, &config).map_err(cannot_load)?;
+    let engine = load(&path, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
     Ok(engine)
+}
+
+/// Loads the model, with a bar where its bytes are read and a spinner where they are mapped.
+fn load(path: &Path, config: &EngineConfig) -> Result<Engine, LoadError> {
+    const WHAT: &str = "loading the model";
+    match config.load.loading {
+        Loading::Mapped => {
+            let _waiting = Waiting::start(WHAT);
+            Engine::load(path, config)
+        }
+        Loading::Read => {
+            // How many bytes there are comes with the first of them, from any thread.
+            let bar: Mutex<Option<Progress>> = Mutex::new(None);
+            Engine::load_with(path, config, &|done, total| {
+                // A bar that cannot be drawn is no reason to fail.
+                let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+                bar.get_or_insert_with(|| Progress::bytes(WHAT, total)).set(done);
+            })
+        }
+    }
 }
 
 /// The metadata of a model that need not be computed with.
@@ -84,7 +96,8 @@ pub fn chat_model(
     limits: ServiceLimits,
     flags: &'static [&'static str],
 ) -> Result<ChatModel, Error> {
-    let engine = engine(model, compute, KvType::F16, context_tokens, limits.parallel_max, flags)?;
+    let wanted = PlanOptions { context_tokens, sequences: limits.parallel_max, ..PlanOptions::default() };
+    let engine = engine(model, compute, wanted, flags)?;
     let service = Service::start(engine, limits).map_err(|source| Error::Io {
         action: "start",
         what: "the engine's thread".into(),

@@ -99,3 +99,33 @@ fn a_run_stays_within_its_plan() {
         assert!(peak.is_some() && peak <= planned, "{name}: {peak:?} of {planned:?}");
     }
 }
+
+/// Without a planned budget, the addresses for keys and values were as many as no limited process may have, and logits of
+/// many rows were more than was planned.
+#[cfg(target_os = "linux")]
+#[test]
+fn every_command_runs_in_few_addresses() {
+    let file = model("q4e-tiny-F32");
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "word and word ".repeat(60)).expect("a file");
+    let text = text.display().to_string();
+    let tokens: Vec<String> = (0..130).map(|i| (i * 7 % 1000).to_string()).collect();
+    let tokens = tokens.join(",");
+    let commands: [&[&str]; 6] = [
+        &["run", "--raw", "-n", "3", "-p", "word"],
+        &["run", "--raw", "-n", "3", "-p", "word", "--weights", "read"],
+        &["bench", "-p", "80", "-n", "3", "--repeat", "1"],
+        &["logits", "--tokens", &tokens, "--json"],
+        &["logits", "--tokens", &tokens, "--json", "--taps"],
+        &["perplexity", "-f", &text, "-c", "64"],
+    ];
+    for command in commands {
+        // The limit is the shell's, which then becomes the program.
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", "ulimit -v 3000000 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_strata")]);
+        let ran = limited.args(command).args(["-m", &file, "--threads", "2"]).output().expect("a shell");
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{}: {errors}", command[..2].join(" "));
+    }
+}

@@ -63,6 +63,8 @@ pub struct PlanOptions {
     pub chunk_tokens: usize,
     /// Most rows of a sequence that wait to be kept or taken back.
     pub tentative_rows: usize,
+    /// Most rows of a sequence's part of a window of which the logits are wanted, at least 1; those that wait come on top.
+    pub output_rows: usize,
     /// How weights come into memory.
     pub loading: Loading,
 }
@@ -75,6 +77,7 @@ impl Default for PlanOptions {
             sequences: 1,
             chunk_tokens: CHUNK_TOKENS,
             tentative_rows: 0,
+            output_rows: 1,
             loading: Loading::default(),
         }
     }
@@ -117,7 +120,10 @@ pub fn plan(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result
 
 /// [`plan`] without advice: the bytes that are needed are the error.
 fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Plan, u64> {
-    assert!(options.sequences > 0 && options.chunk_tokens > 0, "a plan for nothing");
+    assert!(
+        options.sequences > 0 && options.chunk_tokens > 0 && options.output_rows > 0,
+        "a plan for nothing"
+    );
     let (context_tokens, context_reason) = match options.context_tokens {
         Some(tokens) => (tokens, "as asked for".to_owned()),
         None => largest_context(shapes, machine, options)?,

@@ -169,7 +169,7 @@ fn state(shapes: &Shapes, options: &PlanOptions, context_tokens: usize) -> [(Par
 /// What a window takes, and what is made of it.
 fn window(shapes: &Shapes, options: &PlanOptions, context_tokens: usize) -> [(PartKind, u64, String); 3] {
     let window = window_rows(options, context_tokens);
-    let outputs = window.min(options.sequences.saturating_mul(1 + options.tentative_rows));
+    let outputs = window.min(options.sequences.saturating_mul(options.output_rows + options.tentative_rows));
     let rows = [window, outputs, window.saturating_mul(shapes.experts_used)];
     let logits = |pass: &PassShapes| scratch_bytes(&[pass.buffers[pass.logits.0 as usize]], rows);
     let scratch = |pass: &PassShapes| scratch_bytes(&pass.buffers, rows) - logits(pass);
@@ -195,9 +195,9 @@ fn window(shapes: &Shapes, options: &PlanOptions, context_tokens: usize) -> [(Pa
     ]
 }
 
-/// A window has no more rows than there are tokens.
+/// A window has a row of each sequence that writes, and no more rows than there are tokens.
 fn window_rows(options: &PlanOptions, context_tokens: usize) -> usize {
-    options.chunk_tokens.min(context_tokens.saturating_mul(options.sequences))
+    options.chunk_tokens.max(options.sequences).min(context_tokens.saturating_mul(options.sequences))
 }
 
 fn each_pass(shapes: &Shapes, bytes: impl Fn(&PassShapes) -> u64) -> u64 {
