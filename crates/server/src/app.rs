@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -155,8 +156,13 @@ async fn models<M: Model>(State(shared): State<Arc<Shared<M>>>) -> Response {
     }
 }
 
-async fn model<M: Model>(State(shared): State<Arc<Shared<M>>>, Path(name): Path<String>) -> Response {
-    let named = description(&shared).and_then(|model| match name == shared.settings.model_name {
+async fn model<M: Model>(
+    State(shared): State<Arc<Shared<M>>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Response {
+    // What is no text is no name either.
+    let known = name.is_ok_and(|Path(name)| name == shared.settings.model_name);
+    let named = description(&shared).and_then(|model| match known {
         true => Ok(model),
         false => Err(Fault::new(
             Kind::NotFound,

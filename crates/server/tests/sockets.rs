@@ -45,6 +45,8 @@ fn errors_have_the_form_of_the_api() {
     assert_eq!(status_and_code(&at("GET /v2/x")), (404, "unknown_url".into()));
     assert_eq!(status_and_code(&at("GET /v1/chat/completions")), (405, "method_not_allowed".into()));
     assert_eq!(status_and_code(&at("GET /v1/models/other")), (404, "unknown_url".into()));
+    // A name that is no text was refused in the framework's words.
+    assert_eq!(status_and_code(&at("GET /v1/models/%ff")), (404, "unknown_url".into()));
     served.is_well();
 }
 
