@@ -194,7 +194,8 @@ async fn connection(stream: TcpStream, router: Router, limits: Limits, mut phase
     let mut connection = std::pin::pin!(connection);
     let left = async {
         loop {
-            // Not at once: who sends a whole request and then closes its side may still get a quick answer.
+            // The connection itself sees a client that leaves while it waits for bytes; here are found those of whom
+            // bytes of a next request lie unread. Who closes its sending side counts as gone either way.
             sleep(limits.silence_time).await;
             if socket.has_left() {
                 return;
