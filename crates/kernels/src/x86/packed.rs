@@ -18,8 +18,13 @@ pub(super) trait Packed: Shape {
     /// specified. `chain` is the bytes of their blocks, `bound` at least `count`: 4 or 16.
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8];
 
-    /// Half-precision bits of the float scale of group g, and of the minimum's factor in formats that have one.
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2];
+    /// Half-precision bits of the float scale of group g, and of the minimum's factor in formats that have one: in most
+    /// formats a block begins with them.
+    #[inline(always)]
+    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
+        let block = g / (Self::BLOCK_VALUES / GROUP_VALUES) * Self::BLOCK_BYTES;
+        [bits_at(chain, block), if Self::HAS_MIN { bits_at(chain, block + 2) } else { 0 }]
+    }
 
     /// Integer scales and minima of the chain's blocks.
     fn integers(_chain: &[u8]) -> Integers {
@@ -74,11 +79,6 @@ impl Packed for Q4_0 {
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
         nibble_quads::<S, Self>(s, chain, count, bound, 2)
     }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), 0]
-    }
 }
 
 impl Packed for Q4_1 {
@@ -87,11 +87,6 @@ impl Packed for Q4_1 {
     #[inline(always)]
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
         nibble_quads::<S, Self>(s, chain, count, bound, 4)
-    }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), bits_at(chain, g * Self::BLOCK_BYTES + 2)]
     }
 }
 
@@ -106,11 +101,6 @@ impl Packed for Q8_0 {
             codes[2 * i + 1] = s.signed_b(quad::<S, Self>(s, chain, count, i, 18));
         }
         codes
-    }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), 0]
     }
 }
 
@@ -349,11 +339,6 @@ impl Packed for Q5_0 {
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
         five_bit_quads::<S, Self>(s, chain, count, bound, 2)
     }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), 0]
-    }
 }
 
 impl Packed for Q5_1 {
@@ -362,11 +347,6 @@ impl Packed for Q5_1 {
     #[inline(always)]
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8] {
         five_bit_quads::<S, Self>(s, chain, count, bound, 4)
-    }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), bits_at(chain, g * Self::BLOCK_BYTES + 2)]
     }
 }
 
@@ -380,11 +360,6 @@ impl Packed for Iq4Nl {
             codes[i] = s.signed_b(s.lookup(codes[i], &IQ4_NL_VALUES));
         }
         codes
-    }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g * Self::BLOCK_BYTES), 0]
     }
 }
 
@@ -401,11 +376,6 @@ impl Packed for Iq4Xs {
                 nibbles.map(|codes| s.signed_b(s.lookup(codes, &IQ4_NL_VALUES)));
         }
         codes
-    }
-
-    #[inline(always)]
-    fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
-        [bits_at(chain, g / 8 * Self::BLOCK_BYTES), 0]
     }
 
     #[inline(always)]
