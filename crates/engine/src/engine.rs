@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use gguf::ModelFile;
 use kernels::Isa;
 
 use crate::backend::Cpu;
@@ -42,20 +43,20 @@ impl Engine {
     /// # Errors
     /// See [`LoadError`].
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Engine, LoadError> {
-        Engine::load_with(path, config, &|_, _| ())
+        Engine::load_file(ModelFile::open(path)?, config, &|_, _| ())
     }
 
-    /// As [`Engine::load`]; `progress` hears of the bytes of weights that are read and of how many there will be, from
+    /// As [`Engine::load`], of a file whose headers were read already; `progress` hears of the bytes of weights that are read and of how many there will be, from
     /// several threads; of nothing where weights are mapped.
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load_with(
-        path: &Path,
+    pub fn load_file(
+        file: ModelFile,
         config: &EngineConfig,
         progress: Progress<'_>,
     ) -> Result<Engine, LoadError> {
-        let model = Arc::new(Model::load_with(path, &config.load, progress)?);
+        let model = Arc::new(Model::load_file(file, &config.load, progress)?);
         let backend = cpu(config.threads, config.isa)?;
         let vocabulary = model.spec.vocabulary;
         Ok(Engine { stage: Stage::new(model, backend), chunk_tokens: config.chunk_tokens.max(1), vocabulary })

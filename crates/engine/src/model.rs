@@ -60,15 +60,19 @@ impl Model {
     /// # Errors
     /// [`LoadError`] names the key, tensor or file at fault.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Model, LoadError> {
-        Model::load_with(path, options, &|_, _| ())
+        Model::load_file(ModelFile::open(path)?, options, &|_, _| ())
     }
 
-    /// As [`Model::load`]; `progress` hears of the bytes of weights that are read, where they are.
+    /// As [`Model::load`], of a file whose headers were read already; `progress` hears of the bytes of weights that are
+    /// read, where they are.
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn load_with(path: &Path, options: &LoadOptions, progress: Progress<'_>) -> Result<Model, LoadError> {
-        let file = ModelFile::open(path)?;
+    pub fn load_file(
+        file: ModelFile,
+        options: &LoadOptions,
+        progress: Progress<'_>,
+    ) -> Result<Model, LoadError> {
         let draft_file = options.draft.as_deref().map(ModelFile::open).transpose()?;
         let mut spec = read_spec(&file, draft_file.as_ref())?;
         let weights = Weights::load(&file, draft_file.as_ref(), &spec, options.loading, progress)?;

@@ -105,13 +105,14 @@ fn a_file_cut_while_it_is_read_is_an_error_that_names_it() {
         last.fetch_max(done, Ordering::Relaxed);
         total.store(all, Ordering::Relaxed);
     };
-    Model::load_with(&path, &options, &watch).unwrap();
+    Model::load_file(gguf::ModelFile::open(&path).unwrap(), &options, &watch).unwrap();
     assert!(
         last.load(Ordering::Relaxed) == total.load(Ordering::Relaxed) && total.load(Ordering::Relaxed) > 0
     );
 
     let cut = |_, _| File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    let error = Model::load_with(&path, &options, &cut).err().expect("a refusal");
+    let error =
+        Model::load_file(gguf::ModelFile::open(&path).unwrap(), &options, &cut).err().expect("a refusal");
     assert!(matches!(&error, LoadError::Read(read) if read.path == path), "{error}");
     let text = error.to_string();
     assert!(text.contains("model.gguf: ") && text.contains("the file was cut"), "{text}");

@@ -38,13 +38,16 @@ pub fn engine(
         flags,
     })?;
     plan.to_string().lines().for_each(|line| tracing::info!("{line}"));
+    if plan.options.context_tokens.is_none() && plan.context_tokens < shapes.context_tokens {
+        tracing::warn!("the context is {} tokens: {}", plan.context_tokens, plan.context_reason);
+    }
     let config = EngineConfig {
         load: plan.load_options(),
         threads: compute.threads.unwrap_or_else(sys::topology::threads_default),
         isa: compute.isa,
         chunk_tokens: plan.options.chunk_tokens,
     };
-    let engine = load(&path, &config).map_err(cannot_load)?;
+    let engine = load(file, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
@@ -52,17 +55,17 @@ pub fn engine(
 }
 
 /// Loads the model, with a bar where its bytes are read and a spinner where they are mapped.
-fn load(path: &Path, config: &EngineConfig) -> Result<Engine, LoadError> {
+fn load(file: ModelFile, config: &EngineConfig) -> Result<Engine, LoadError> {
     const WHAT: &str = "loading the model";
     match config.load.loading {
         Loading::Mapped => {
             let _waiting = Waiting::start(WHAT);
-            Engine::load(path, config)
+            Engine::load_file(file, config, &|_, _| ())
         }
         Loading::Read => {
             // How many bytes there are comes with the first of them, from any thread.
             let bar: Mutex<Option<Progress>> = Mutex::new(None);
-            Engine::load_with(path, config, &|done, total| {
+            Engine::load_file(file, config, &|done, total| {
                 // A bar that cannot be drawn is no reason to fail.
                 let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
                 bar.get_or_insert_with(|| Progress::bytes(WHAT, total)).set(done);
