@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         output::note(format_args!("error: this is a defect of strata, please report it: {text}"));
     }));
     let args = Args::parse();
-    log::start(args.log_level);
+    log::start(args.log_level());
     let result = match args.command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => repl::chat(&args),

@@ -33,9 +33,18 @@ pub struct Args {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Least weighty messages on standard error: error, warn, info, debug or trace
-    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn", value_parser = parse::log_level)]
-    pub log_level: Level,
+    /// Least weighty messages on standard error: error, warn, info, debug or trace [default: warn; info for serve]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = parse::log_level)]
+    log_level: Option<Level>,
+}
+
+impl Args {
+    /// The least weight of messages that are shown. A server says at its start what goes where in memory, and a line for
+    /// each request.
+    pub fn log_level(&self) -> Level {
+        let usual = if matches!(self.command, Command::Serve(_)) { Level::INFO } else { Level::WARN };
+        self.log_level.unwrap_or(usual)
+    }
 }
 
 const EXIT_CODES: &str = "\
@@ -116,10 +125,12 @@ mod tests {
 
     #[test]
     fn the_level_of_messages_stands_before_the_command_or_after() {
-        let level = |text: &str| Args::try_parse_from(text.split(' ')).expect(text).log_level;
+        let level = |text: &str| Args::try_parse_from(text.split(' ')).expect(text).log_level();
         assert_eq!(level("strata run -m m -p t"), Level::WARN);
         assert_eq!(level("strata --log-level trace run -m m -p t"), Level::TRACE);
         assert_eq!(level("strata run -m m --log-level error -p t"), Level::ERROR);
+        assert_eq!(level("strata serve -m m"), Level::INFO);
+        assert_eq!(level("strata serve -m m --log-level warn"), Level::WARN);
     }
 
     #[test]
