@@ -139,6 +139,10 @@ impl ChatFormat {
         let marks = template.as_ref().ok().and_then(|template| template.thinking().marks);
         let marks =
             marks.map(|(open, close)| (Marker::new(&tokenizer, open), Marker::new(&tokenizer, close)));
+        // Where the vocabulary cannot write a mark, there is nothing to know thinking by or to cut it with; every
+        // conversation would be refused.
+        let marks =
+            marks.filter(|(open, close)| [open, close].iter().all(|mark| mark.is_written_by(&tokenizer)));
         Ok(ChatFormat { tokenizer, template, marks, sequence_breakers: OnceLock::new() })
     }
 
@@ -364,5 +368,43 @@ impl ChatAnswer {
                 Event::End { reason, usage } => self.end = Some((reason, usage)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gguf::{Array, Value};
+
+    use super::*;
+
+    /// Such a model's every conversation was refused, with a sentence about marks that nobody had asked for.
+    #[test]
+    fn a_vocabulary_that_cannot_write_a_mark_has_no_thinking() {
+        let text = |text: &str| Value::String(text.as_bytes().to_vec());
+        let format = |tokens: &[&str]| {
+            let tokens = tokens.iter().map(|token| token.as_bytes()).collect();
+            let none: [&[u8]; 0] = [];
+            ChatFormat::from_metadata(
+                &Metadata::new(vec![
+                    ("tokenizer.ggml.model".into(), text("gpt2")),
+                    ("tokenizer.ggml.pre".into(), text("qwen2")),
+                    ("tokenizer.ggml.tokens".into(), Value::Array(Array::Strings(tokens))),
+                    (
+                        "tokenizer.ggml.merges".into(),
+                        Value::Array(Array::Strings(none.into_iter().collect())),
+                    ),
+                    ("tokenizer.chat_template".into(), text("{{ messages[0].content }}<think>")),
+                ])
+                .unwrap(),
+            )
+            .unwrap()
+        };
+        let thinking = |format: &ChatFormat| {
+            let request = ChatRequest { prompt: Prompt::user("a"), ..ChatRequest::default() };
+            format.read(&request).unwrap().thinking
+        };
+        assert!(thinking(&format(&["a", "b"])).is_none());
+        let letters = ["a", "<", ">", "/", "t", "h", "i", "n", "k"];
+        assert!(thinking(&format(&letters)).is_some_and(|thinking| thinking.opened_by_prompt));
     }
 }
