@@ -20,7 +20,7 @@ pub mod table;
 mod tests;
 pub mod tile;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod vector;
 
 pub use isa::Isa;
 pub use quant::{CHAIN_VALUES, GROUP_VALUES};

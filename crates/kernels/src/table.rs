@@ -206,9 +206,9 @@ impl Kernels {
         let f = match isa {
             Isa::Scalar => &SCALAR,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &crate::x86::AVX2,
+            Isa::Avx2 => &crate::vector::AVX2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &crate::x86::AVX512,
+            Isa::Avx512 => &crate::vector::AVX512,
             #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         };

@@ -50,7 +50,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "few rows add the groups of a chain from its end",
-        file: "crates/kernels/src/x86/few_rows.rs",
+        file: "crates/kernels/src/vector/few_rows.rs",
         old: "acc = s.add(acc, terms[g]);",
         new: "acc = s.add(acc, terms[count - 1 - g]);",
         test: INTEGER,

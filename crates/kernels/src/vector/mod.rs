@@ -1,4 +1,4 @@
-//! Kernels for x86-64.
+//! Kernels in vector instructions.
 //!
 //! Algorithms are written once over [`simd::Simd`] and instantiated for each instruction set inside functions that
 //! enable its features; [`functions`] makes the tables.
