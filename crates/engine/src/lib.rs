@@ -31,7 +31,7 @@ pub mod window;
 
 pub use engine::{Engine, EngineConfig};
 pub use error::{LoadError, StateError, StepError};
-pub use kernels::Isa;
+pub use kernels::{Isa, PARTITION_CELLS};
 pub use model::{LoadOptions, Model};
 pub use policy::{RowPolicy, StopReason, TokenMask, Verdict};
 pub use request::{EndReason, Ended, Request, RequestError, RequestEvent};

@@ -13,6 +13,7 @@
 
 pub mod isa;
 pub mod math;
+mod peak;
 pub mod quant;
 pub mod scalar;
 pub mod table;
