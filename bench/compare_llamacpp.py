@@ -148,7 +148,7 @@ def speed(args, model):
     for _ in range(args.rounds):
         for kind, p, n in (("read", "512", "0"), ("write", "0", "128")):
             run = strata(args, "bench", "-p", p, "-n", n, "--repeat", "1", "--threads", "2", "--json")
-            ours[kind].append(run[f"{kind}_tokens_per_second"])
+            ours[kind].append(run["tests"][0]["tokens_per_second"])
         c = llcpp.Ctx(model, n_ctx=1024, kv="F16", flash=True)
         start = time.perf_counter()
         c.decode(ids, all_logits=False)

@@ -24,6 +24,20 @@ pub(crate) fn active_bytes(spec: &ModelSpec, bytes_of: &dyn Fn(TensorId) -> usiz
     }
 }
 
+/// How many times as many experts `sequences` tokens choose as one does, if each chooses by chance: those that no other
+/// has chosen count.
+pub(crate) fn distinct_experts(spec: &ModelSpec, sequences: usize) -> f64 {
+    let routed = spec.layers.iter().find_map(|layer| match &layer.feed_forward {
+        FeedForward::Experts(experts) => Some(experts),
+        FeedForward::Dense(_) => None,
+    });
+    routed.map_or(1.0, |experts| {
+        let share = experts.used as f64 / experts.experts as f64;
+        let missed = (0..sequences).fold(1.0, |missed, _| missed * (1.0 - share));
+        (1.0 - missed) / share
+    })
+}
+
 /// Multiplications by weights that one token's forward pass makes before the head.
 pub(crate) fn layer_products(spec: &ModelSpec) -> usize {
     Count::layers(spec, &|_| 0).products

@@ -133,8 +133,15 @@ impl Model {
     /// Bytes of weights that one token's forward pass reads: all but the embedding table (of which a row is read), with
     /// the chosen experts of each routed layer.
     pub fn active_bytes(&self) -> usize {
+        self.step_bytes(1)
+    }
+
+    /// Bytes of weights that a step with a token of each of `sequences` reads: those of one token, and as many more
+    /// experts as chance would choose.
+    pub fn step_bytes(&self, sequences: usize) -> usize {
         let active = crate::accounting::active_bytes(&self.spec, &|id| self.weights.held_bytes(id));
-        active.dense + active.experts
+        let distinct = crate::accounting::distinct_experts(&self.spec, sequences);
+        active.dense + (active.experts as f64 * distinct).round() as usize
     }
 
     /// Multiplications by weights that one token's forward pass makes, without those of the head, which a prompt needs

@@ -189,8 +189,16 @@ pub enum Error {
     #[error(transparent)]
     Sample(engine::sampler::SampleError),
     /// Threads or memory for a measurement cannot be had.
-    #[error("cannot measure the memory's bandwidth: {0}")]
+    #[error("cannot measure: {0}")]
     Measure(String),
+    /// What is to be measured against does not exist.
+    #[error("cannot measure against {peer}: {problem}")]
+    Peer {
+        /// Its name.
+        peer: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Nobody can connect.
     #[error(transparent)]
     Listen(#[from] server::ListenError),
@@ -213,7 +221,7 @@ impl Error {
         match self {
             Error::ReaderGone => 0,
             Error::Load { source, .. } if matches!(**source, LoadError::InstructionSet { .. }) => 2,
-            Error::NoDataFolder | Error::NotConfirmed { .. } => 2,
+            Error::NoDataFolder | Error::NotConfirmed { .. } | Error::Peer { .. } => 2,
             Error::Pull(fault) => fault.exit_code(),
             Error::Load { .. }
             | Error::Tokenizer { .. }

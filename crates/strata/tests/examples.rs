@@ -55,6 +55,7 @@ fn furnished() -> tempfile::TempDir {
     for name in ["wiki.test.raw", "book.txt"] {
         std::fs::write(path(name), &text).expect("written");
     }
+    fake_llama_bench(&path("llama-bench"));
     // For `git diff |`: a repository without a change will do.
     let git = Command::new("git").args(["init", "--quiet"]).current_dir(folder.path()).status();
     assert!(git.is_ok_and(|status| status.success()), "git is needed here, as for a checkout");

@@ -145,14 +145,43 @@ fn perplexity_is_that_of_the_second_halves() {
 #[test]
 fn bench_figures_fit_together() {
     let file = model("q3moe-tiny-F32");
-    let report = json(&["bench", "-m", &file, "-p", "40", "-n", "4", "--repeat", "1", "--json"]);
-    let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
-    let round = |key: &str| report["rounds"][0][key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
+    let args = ["bench", "-m", &file, "-p", "40,8", "-n", "4", "-d", "0,30", "-b", "1,3", "--repeat", "1"];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let number =
+        |value: &Value, key: &str| value[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
     let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
-    assert!(close(number("read_tokens_per_second"), 40.0 / round("read_seconds")), "{report}");
-    assert!(close(number("write_tokens_per_second"), 4.0 / round("write_seconds")), "{report}");
-    let rate = number("write_bytes_per_token") * number("write_tokens_per_second");
-    assert!(close(number("write_bytes_per_second"), rate), "{report}");
-    assert!(close(number("bandwidth_fraction"), rate / round("bandwidth_bytes_per_second")), "{report}");
-    assert!(number("read_products_per_second") > number("read_tokens_per_second"), "{report}");
+    let tests = report["tests"].as_array().expect("a list");
+    let kinds: Vec<String> = tests
+        .iter()
+        .map(|test| format!("{} {} {} {}", test["kind"], test["tokens"], test["depth"], test["sequences"]))
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "\"read\" 40 null null",
+            "\"read\" 8 null null",
+            "\"write\" 4 0 1",
+            "\"write\" 4 30 1",
+            "\"write\" 4 0 3",
+            "\"write\" 4 30 3"
+        ]
+    );
+    for test in tests {
+        let (round, rate) = (&test["rounds"][0], number(test, "tokens_per_second"));
+        let tokens = number(test, "tokens") * test["sequences"].as_f64().unwrap_or(1.0);
+        assert!(close(rate, tokens / number(round, "seconds")), "{test}");
+        let (work, limit, fraction) = match test["kind"].as_str() {
+            Some("read") => ("products", "int8_products_per_second", "products_fraction"),
+            _ => ("bytes", "bandwidth_bytes_per_second", "bandwidth_fraction"),
+        };
+        let work_rate = number(test, &format!("{work}_per_second"));
+        assert!(close(work_rate, rate * number(test, &format!("{work}_per_token"))), "{test}");
+        assert!(close(number(test, fraction), work_rate / number(round, limit)), "{test}");
+    }
+    let bytes = |index: usize| number(&tests[index], "bytes_per_token");
+    assert!(bytes(3) > bytes(2), "a state is read too: {report}");
+    assert!(bytes(4) < bytes(2), "sequences share what they read of the weights: {report}");
+    let table = strata(&args).stdout;
+    assert_eq!(table.lines().count(), 3 + tests.len(), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("write 4 x 3 after 30 ")), "{table}");
 }

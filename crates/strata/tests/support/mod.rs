@@ -88,3 +88,25 @@ pub fn rows(value: &Value) -> Vec<Vec<f32>> {
 pub fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).expect("a value") as u32
 }
+
+/// Writes a program that answers as `llama-bench` does: each prompt of -p at 64 tokens per second and -n tokens after each
+/// depth of -d at 8.
+#[cfg(unix)]
+pub fn fake_llama_bench(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    const SCRIPT: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do
+  case $1 in -m) model=$2 ;; -p) prompts=$2 ;; -n) tokens=$2 ;; -d) depths=$2 ;; esac
+  shift 2
+done
+[ -f "$model" ] || { echo "no model $model" >&2; exit 3; }
+entry() { printf '%s{"n_prompt": %s, "n_gen": %s, "n_depth": %s, "avg_ts": %s}' "$comma" "$@"; comma=,; }
+echo loading
+printf '['
+for prompt in $(echo "$prompts" | tr , ' '); do [ "$prompt" = 0 ] || entry "$prompt" 0 0 64.0; done
+for depth in $(echo "$depths" | tr , ' '); do [ "$tokens" = 0 ] || entry 0 "$tokens" "$depth" 8.0; done
+echo ']'
+"#;
+    std::fs::write(path, SCRIPT).expect("written");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+}
