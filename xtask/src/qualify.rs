@@ -13,6 +13,7 @@ const STEPS: &[(&str, &str)] = &[
     ("release-tests", "cargo test --workspace --release"),
     ("mutants", "cargo xtask mutate"),
     ("llamacpp", "bench/llamacpp"),
+    ("speed", "bench/speed"),
 ];
 
 /// Runs every step and appends one row for each.
