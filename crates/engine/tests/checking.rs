@@ -66,7 +66,11 @@ impl Backend for Undeclared {
         self.done = true;
         let width = buffers.width(x);
         let other = (0..buffers.len() as u16).map(BufferId).find(|&id| {
-            id != x && id != y && buffers.width(id) == width && buffers.rows(id) == buffers.rows(x)
+            let slot = |id: BufferId| buffers.spec(id).slot;
+            slot(id) != slot(x)
+                && slot(id) != slot(y)
+                && buffers.width(id) == width
+                && buffers.rows(id) == buffers.rows(x)
         });
         for op in (self.what)(&node.op, other.expect("another buffer of that shape")) {
             self.inner.run(&Node { op, taps: Vec::new() }, buffers, pass)?;

@@ -10,8 +10,14 @@ use crate::graph::{BufferId, BufferSpec, Content, Domain};
 pub struct Buffers {
     specs: Vec<BufferSpec>,
     rows: [usize; 3],
+    /// The memory of each slot, one of the two.
     floats: Vec<AlignedBuf<f32>>,
     int8: Vec<Int8Buffer>,
+}
+
+/// Slots of these buffers.
+fn slots(specs: &[BufferSpec]) -> usize {
+    specs.iter().map(|spec| spec.slot as usize + 1).max().unwrap_or(0)
 }
 
 /// Bytes of memory that buffers of these shapes take once their domains have had `rows` rows, in the order of
@@ -25,7 +31,12 @@ pub fn scratch_bytes(specs: &[BufferSpec], rows: [usize; 3]) -> u64 {
             Content::Int8 => held(values) + held(values / GROUP_VALUES * 4) + held(values / 16 * 2),
         }
     };
-    specs.iter().map(bytes).fold(0, u64::saturating_add)
+    let mut largest = vec![0; slots(specs)];
+    for spec in specs {
+        let slot = &mut largest[spec.slot as usize];
+        *slot = bytes(spec).max(*slot);
+    }
+    largest.into_iter().fold(0, u64::saturating_add)
 }
 
 /// Rows in int8.
@@ -82,16 +93,19 @@ impl Buffers {
         Buffers {
             specs: specs.to_vec(),
             rows: [0; 3],
-            floats: specs.iter().map(|_| empty()).collect(),
-            int8: specs.iter().map(|_| Int8Buffer::zeroed(0).expect("nothing needs no memory")).collect(),
+            floats: (0..slots(specs)).map(|_| empty()).collect(),
+            int8: (0..slots(specs))
+                .map(|_| Int8Buffer::zeroed(0).expect("nothing needs no memory"))
+                .collect(),
         }
     }
 
-    /// Sets how many rows a domain has from now on; memory only grows.
+    /// Sets how many rows a domain has from now on; memory only grows, and what grows loses what it held.
     pub fn set_rows(&mut self, domain: Domain, rows: usize) -> Result<(), StepError> {
         // Without rows until all of them are there: growth gives the old memory back first, and may fail half-way.
         self.rows[domain as usize] = 0;
-        for (i, spec) in self.specs.iter().enumerate().filter(|(_, spec)| spec.domain == domain) {
+        for spec in self.specs.iter().filter(|spec| spec.domain == domain) {
+            let i = spec.slot as usize;
             let values = rows * spec.width;
             let oom =
                 |_| StepError::OutOfMemory { what: "scratch buffers", bytes: values * 4, left_bytes: None };
@@ -116,6 +130,10 @@ impl Buffers {
         self.specs[id.0 as usize]
     }
 
+    fn slot(&self, id: BufferId) -> usize {
+        self.spec(id).slot as usize
+    }
+
     /// Rows a buffer has now.
     pub fn rows(&self, id: BufferId) -> usize {
         self.rows[self.spec(id).domain as usize]
@@ -128,27 +146,30 @@ impl Buffers {
 
     /// All rows of a float buffer.
     pub fn float(&self, id: BufferId) -> &[f32] {
-        &self.floats[id.0 as usize][..self.rows(id) * self.width(id)]
+        &self.floats[self.slot(id)][..self.rows(id) * self.width(id)]
     }
 
     /// All rows of an int8 buffer as rows of `k` values.
     pub fn int8(&self, id: BufferId, k: usize) -> Int8Rows<'_> {
-        self.int8[id.0 as usize].rows(self.rows(id) * self.width(id), k)
+        self.int8[self.slot(id)].rows(self.rows(id) * self.width(id), k)
     }
 
     /// Takes a float buffer out, to be written while others are read; [`Buffers::put`] gives it back.
     pub(super) fn take(&mut self, id: BufferId) -> AlignedBuf<f32> {
         let empty = AlignedBuf::zeroed(0).expect("nothing needs no memory");
-        std::mem::replace(&mut self.floats[id.0 as usize], empty)
+        let slot = self.slot(id);
+        std::mem::replace(&mut self.floats[slot], empty)
     }
 
     /// Gives back what [`Buffers::take`] took.
     pub(super) fn put(&mut self, id: BufferId, buffer: AlignedBuf<f32>) {
-        self.floats[id.0 as usize] = buffer;
+        let slot = self.slot(id);
+        self.floats[slot] = buffer;
     }
 
     pub(super) fn int8_mut(&mut self, id: BufferId) -> &mut Int8Buffer {
-        &mut self.int8[id.0 as usize]
+        let slot = self.slot(id);
+        &mut self.int8[slot]
     }
 
     pub(super) fn float_and_int8_mut(
@@ -157,7 +178,8 @@ impl Buffers {
         int8: BufferId,
     ) -> (&[f32], &mut Int8Buffer) {
         let values = self.rows(float) * self.width(float);
-        (&self.floats[float.0 as usize][..values], &mut self.int8[int8.0 as usize])
+        let (float, int8) = (self.slot(float), self.slot(int8));
+        (&self.floats[float][..values], &mut self.int8[int8])
     }
 
     /// Number of buffers.

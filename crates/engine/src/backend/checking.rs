@@ -4,8 +4,8 @@ use super::{Backend, Buffers, Pass};
 use crate::error::StepError;
 use crate::graph::{BufferId, Content, Node};
 
-/// Runs another backend with every buffer that an operation does not declare filled with NaN, and with the former
-/// contents of what it only writes filled likewise. An operation that reads more than it declares gives NaN; one that
+/// Runs another backend with the memory of every buffer that an operation does not declare filled with NaN, and with the
+/// former contents of what it only writes filled likewise. An operation that reads more than it declares gives NaN; one that
 /// writes more than it declares is caught.
 pub struct Checking<B> {
     inner: B,
@@ -25,9 +25,17 @@ impl<B: Backend> Checking<B> {
 impl<B: Backend> Backend for Checking<B> {
     fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
         let access = node.op.access();
-        let all: Vec<BufferId> = (0..buffers.len() as u16).map(BufferId).collect();
+        let slot = |buffers: &Buffers, id: &BufferId| buffers.spec(*id).slot;
+        let slots = |ids: &[BufferId]| ids.iter().map(|id| slot(buffers, id)).collect::<Vec<u16>>();
+        let (read, written) = (slots(&access.reads), slots(&access.writes));
+        let mut all: Vec<BufferId> = (0..buffers.len() as u16).map(BufferId).collect();
+        all.sort_by_key(|id| slot(buffers, id));
+        all.dedup_by_key(|id| slot(buffers, id));
         let mut hidden = Vec::new();
-        for &id in all.iter().filter(|id| !access.reads.contains(id)) {
+        for id in all {
+            if read.contains(&slot(buffers, &id)) {
+                continue;
+            }
             match buffers.spec(id).content {
                 Content::Float => {
                     let mut values = buffers.take(id);
@@ -46,7 +54,7 @@ impl<B: Backend> Backend for Checking<B> {
         let result = self.inner.run(node, buffers, pass);
         let intact = |values: &[f32]| values.iter().all(|v| v.to_bits() == POISON.to_bits());
         for (id, float, int8) in hidden {
-            if access.writes.contains(&id) {
+            if written.contains(&slot(buffers, &id)) {
                 continue;
             }
             if let Some(saved) = float {

@@ -38,7 +38,7 @@ impl<'a> Builder<'a> {
         let next = BufferId(self.buffers.len() as u16);
         let id = *self.by_name.entry((name.to_owned(), domain, width)).or_insert(next);
         if id == next {
-            self.buffers.push(BufferSpec { width, domain, content });
+            self.buffers.push(BufferSpec { width, domain, content, slot: 0 });
         }
         id
     }
@@ -188,6 +188,8 @@ impl<'a> Builder<'a> {
         let logits = self.linear(&output, input, "logits");
         self.tap_buffer("logits", logits);
         self.push(Op::CheckFinite { x: logits, layer: self.spec.layers.len(), value: "a logit" });
+        let used = crate::memory::experts_used(self.spec);
+        super::slots::assign(&self.segments, &mut self.buffers, &[logits, residual], used);
         Graph { segments: self.segments, buffers: self.buffers, logits, residual }
     }
 }

@@ -7,6 +7,7 @@
 mod build;
 mod draft;
 mod layers;
+mod slots;
 
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ pub struct BufferSpec {
     pub domain: Domain,
     /// Which values.
     pub content: Content,
+    /// Which memory: buffers of one slot never hold something at the same time.
+    pub slot: u16,
 }
 
 /// An input that products read: floats, and their int8 form where some weight wants it.
