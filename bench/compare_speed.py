@@ -9,29 +9,13 @@ PEER is what `strata bench --against` takes; --unless FILE-PART=NAME-PART leaves
 ratio to its fastest peer, beside the bar (reading 1.5, writing 1.4, writing after 2048 tokens and more 2).
 """
 import argparse
-import csv
-import datetime
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = ["date", "commit", "cpu", "threads", "isa", "file", "test", "tok_s", "of_bound", "bandwidth_gb_s",
-           "int8_gmac_s", "peer", "peer_tok_s", "ratio", "rounds", "command"]
-
-
-def cpu():
-    """The processor's name; several are sold as one, so with its family and model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except FileNotFoundError:
-        return platform.processor()
-    field = lambda name: next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "?")
-    return f"{field('model name')} (family {field('cpu family')} model {field('model')[:4]}) x {os.cpu_count()}"
+import figures
 
 
 def label(test):
@@ -67,29 +51,21 @@ def shorter(words):
                      for part in word.split(" ")) for word in words]
 
 
-def rows(report, command, model, common):
+def rows(report, command, model):
     giga = lambda n: f"{n / 1e9:.1f}"
     for test in report["tests"]:
         fraction = test.get("products_fraction", test.get("bandwidth_fraction"))
-        row = common | dict(threads=report["threads"], isa=report["isa"], file=Path(model).name, test=label(test),
-                            tok_s=f"{test['tokens_per_second']:.2f}", of_bound=f"{fraction:.3f}",
-                            bandwidth_gb_s=giga(report["bandwidth_bytes_per_second"]),
-                            int8_gmac_s=giga(report["int8_products_per_second"]), rounds=len(test["rounds"]),
-                            command=command)
-        yield row | dict(peer="", peer_tok_s="", ratio="")
+        ours = dict(threads=report["threads"], isa=report["isa"], file=Path(model).name, test=label(test),
+                    tok_s=f"{test['tokens_per_second']:.2f}", of_bound=f"{fraction:.3f}",
+                    bandwidth_gb_s=giga(report["bandwidth_bytes_per_second"]),
+                    int8_gmac_s=giga(report["int8_products_per_second"]))
+        run = dict(rounds=len(test["rounds"]), command="")
+        # Once for each test is enough.
+        yield ours | dict(peer="", peer_tok_s="", ratio="") | run | dict(command=command)
         for peer in test["peers"]:
             if peer["ratio"] is not None:
-                yield row | dict(peer=peer["name"], peer_tok_s=f"{peer['tokens_per_second']:.2f}",
-                                 ratio=f"{peer['ratio']:.3f}")
-
-
-def append(path, table):
-    new = not Path(path).exists()
-    with open(path, "a", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(table)
+                yield ours | dict(peer=peer["name"], peer_tok_s=f"{peer['tokens_per_second']:.2f}",
+                                  ratio=f"{peer['ratio']:.3f}") | run
 
 
 def summary(report, model):
@@ -124,18 +100,15 @@ def main():
     p.add_argument("--unless", action="append", default=[], metavar="FILE-PART=NAME-PART")
     p.add_argument("models", nargs="+")
     a = p.parse_args()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True,
-                            text=True).stdout.strip()
-    met, figures = True, []
+    met, ratios = True, []
     for model in a.models:
-        date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
         report, command = bench(a, model)
         if a.csv:
-            append(a.csv, rows(report, command, model, dict(date=date, commit=commit, cpu=cpu())))
-        ok, ratios = summary(report, model)
+            figures.append(a.csv, list(rows(report, command, model)))
+        ok, told = summary(report, model)
         met &= ok
-        figures.append(ratios)
-    print("figures: " + "; ".join(figures))
+        ratios.append(told)
+    print("figures: " + "; ".join(ratios))
     sys.exit(0 if met else 1)
 
 

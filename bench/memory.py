@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Memory of a run beside what it may be: weights that are held, planned keys and values, and 150 MiB.
 
-    python3 bench/memory.py --strata target/release/strata [--ctx 4096] [--weights mapped|read] MODEL ...
+    python3 bench/memory.py --strata target/release/strata [--ctx 4096] [--weights mapped|read] [--csv bench/memory.csv] MODEL ...
 
 Fills nine tenths of the context with a prompt, writes 32 tokens, and looks at RssAnon + RssShmem of /proc/PID/status all
 the while; pages of the mapped file are the page cache's and count once, there. Exit code 1 where the most was too much.
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import figures
 
 SPARE = 150 << 20
 WEIGHTS = ("dense weights", "routed experts", "vectors")
@@ -54,6 +56,10 @@ def measure(a, model):
     mib = lambda n: f"{n / 2**20:.0f} MiB"
     print(f"{model}: {mib(most)} at most, of {mib(bound)}: weights {mib(held)}, keys and values {mib(kv)}, spare"
           f" {mib(SPARE)}; {'met' if most <= bound else 'missed'}", flush=True)
+    if a.csv:
+        mib = lambda n: round(n / 2**20)
+        figures.append(a.csv, [dict(file=Path(model).name, ctx=a.ctx, weights=a.weights, most_mib=mib(most),
+                                    held_mib=mib(held), kv_mib=mib(kv), bound_mib=mib(bound))])
     return most <= bound
 
 
@@ -62,6 +68,7 @@ def main():
     p.add_argument("--strata", required=True)
     p.add_argument("--ctx", type=int, default=4096)
     p.add_argument("--weights", default="mapped", choices=["mapped", "read"])
+    p.add_argument("--csv")
     p.add_argument("models", nargs="+")
     a = p.parse_args()
     results = [measure(a, model) for model in a.models]

@@ -11,7 +11,6 @@ llama.cpp, the share of positions where the likeliest token is the same, and the
 Exit code 1 where it is more. The cache holds f16 in both. Architecture `qwen2` only.
 """
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 import llcpp  # noqa: E402
+import figures  # noqa: E402
 from requantise import floats, requantise  # noqa: E402
 
 TYPES = ("Q8_0,Q6_K,Q5_K,Q4_K,Q3_K,Q2_K,Q5_1,Q5_0,Q4_1,Q4_0,IQ4_NL,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,"
@@ -129,20 +129,6 @@ def measure(a, name, ids):
     return row
 
 
-def append(path, rows):
-    root = Path(__file__).resolve().parents[1]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=root, capture_output=True,
-                            text=True).stdout.strip()
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
-    new = not Path(path).exists()
-    with open(path, "a") as out:
-        if new:
-            out.write("date,commit," + ",".join(rows[0]) + "\n")
-        for row in rows:
-            cells = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values())
-            out.write(f"{date},{commit}," + ",".join(cells) + "\n")
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
@@ -165,7 +151,8 @@ def main():
     for name in a.types.split(","):
         rows.append(measure(a, name, ids))
         if a.csv:
-            append(a.csv, rows[-1:])
+            text = lambda v: f"{v:.6g}" if isinstance(v, float) else v
+            figures.append(a.csv, [{key: text(v) for key, v in rows[-1].items()}])
     sys.exit(0 if all(row["ratio"] <= RATIO_MAX for row in rows) else 1)
 
 
