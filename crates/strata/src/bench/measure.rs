@@ -95,7 +95,7 @@ impl Bench {
         let tokens = tokens(tokens_max, engine.model().spec.vocabulary);
         let mut state = engine.model().new_state()?;
         // A window is as large as any.
-        let warm_up = prompt_max.min(CHUNK_TOKENS).max(WARM_UP_MIN).min(tokens_max);
+        let warm_up = prompt_max.clamp(WARM_UP_MIN, CHUNK_TOKENS).min(tokens_max);
         engine.read(&mut state, &tokens[..warm_up])?;
         Ok(Bench { engine, pool, tokens, filled: BTreeMap::new() })
     }
