@@ -271,7 +271,8 @@ fn the_parts_are_what_a_model_takes() {
         let scratch = bytes_of(&plan, PartKind::Scratch) + bytes_of(&plan, PartKind::Logits);
         let found = stage.scratch_bytes() as u64;
         assert!(
-            found <= scratch && 2 * found > bytes_of(&plan, PartKind::Scratch),
+            // A draft layer's pass, which was not run, may be as wide as the trunk's.
+            found <= scratch && 3 * found > bytes_of(&plan, PartKind::Scratch),
             "{name}: {found} of {scratch}"
         );
         let model = stage.model();
