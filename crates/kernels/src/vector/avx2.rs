@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::simd::Simd;
+use super::simd::{Simd, padded};
 
 /// Exists only where the CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -31,14 +31,6 @@ macro_rules! operations {
             unsafe { $($body)* }
         }
     )*};
-}
-
-/// Copies up to 16 values into a whole vector.
-#[inline(always)]
-fn padded<T: Copy + Default>(x: &[T]) -> [T; 16] {
-    let mut whole = [T::default(); 16];
-    whole[..x.len()].copy_from_slice(x);
-    whole
 }
 
 /// All bits set in the first n of sixteen lanes.
