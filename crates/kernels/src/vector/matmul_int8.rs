@@ -7,9 +7,8 @@
 
 use gguf::TensorType;
 
-use super::few_rows::{self, FEW_ROWS};
 use super::packed::Packed;
-use super::panel::{self, ByChain, ByGroup};
+use super::panel::{self, ByGroup};
 use super::simd::Simd;
 use crate::quant::Format;
 use crate::table::{Int8Rows, WeightRows};
@@ -92,9 +91,5 @@ pub(super) fn packed<S: Simd, F: Packed>(
     rows: &[u32],
     out: &mut Tile<'_>,
 ) {
-    if rows.len() <= FEW_ROWS {
-        few_rows::matmul::<S, F>(s, weights, x, rows, out);
-    } else {
-        panel::matmul::<S, ByChain<F>>(s, weights, x, rows, out);
-    }
+    s.matmul_packed::<F>(weights, x, rows, out);
 }

@@ -187,8 +187,8 @@ impl Simd for Neon {
             quarters!(Q => {
                 let x = &x[4 * Q..4 * Q + 4];
                 let pairs = [
-                    self.sum_halves(self.sum_quarters(x[0]), self.sum_quarters(x[1])),
-                    self.sum_halves(self.sum_quarters(x[2]), self.sum_quarters(x[3])),
+                    self.fold(self.sum_quarters(x[0]), self.sum_quarters(x[1])),
+                    self.fold(self.sum_quarters(x[2]), self.sum_quarters(x[3])),
                 ];
                 vpaddq_f32(pairs[0], pairs[1])
             })
@@ -355,7 +355,7 @@ impl Neon {
         /// Lane l is the sum of lanes l, l + 4, l + 8 and l + 12: first `l + 8`, then `l + 4`.
         fn sum_quarters(self, x: F) -> float32x4_t { vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3])) }
         /// Lanes l and l + 2 of u added, then those of v.
-        fn sum_halves(self, u: float32x4_t, v: float32x4_t) -> float32x4_t {
+        fn fold(self, u: float32x4_t, v: float32x4_t) -> float32x4_t {
             let (u, v) = (vreinterpretq_f64_f32(u), vreinterpretq_f64_f32(v));
             vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(u, v)), vreinterpretq_f32_f64(vzip2q_f64(u, v)))
         }

@@ -125,7 +125,7 @@ impl Panel {
 }
 
 #[inline(always)]
-fn transposed_f16<S: Simd>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
+pub(super) fn transposed_f16<S: Simd>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
     let mut out = [s.splat(0.0); 16];
     for i in 0..16 {
         out[i] = s.load_f16(&bits[i]);

@@ -1,5 +1,11 @@
 //! The vector operations the kernels are written in.
 
+use super::few_rows::{self, FEW_ROWS};
+use super::packed::Packed;
+use super::panel::{self, ByChain};
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
+
 /// Sixteen lanes of an instruction set. Holding a value proves that this CPU can run it.
 ///
 /// Sixteen on every set (two registers on AVX2, four on NEON), since the definitions sum in sixteen lanes. "First n" operations take
@@ -15,6 +21,22 @@ pub(super) trait Simd: Copy {
     const WIDE: bool;
     /// What [`Simd::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
     const SIGNED_BIAS: i32;
+
+    /// Products of a format that vector instructions unpack; see [`crate::scalar::matmul_int8`].
+    #[inline(always)]
+    fn matmul_packed<Q: Packed>(
+        self,
+        weights: &WeightRows<'_>,
+        x: &Int8Rows<'_>,
+        rows: &[u32],
+        out: &mut Tile<'_>,
+    ) {
+        if rows.len() <= FEW_ROWS {
+            few_rows::matmul::<Self, Q>(self, weights, x, rows, out);
+        } else {
+            panel::matmul::<Self, ByChain<Q>>(self, weights, x, rows, out);
+        }
+    }
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &[f32; 16]) -> Self::F;

@@ -2,7 +2,13 @@
 
 use core::arch::x86_64::*;
 
+use super::packed::Packed;
 use super::simd::{Simd, padded};
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
+
+mod product;
+mod words;
 
 /// Exists only where the CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -23,7 +29,8 @@ type F = [__m256; 2];
 type I = [__m256i; 2];
 
 macro_rules! operations {
-    ($(fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
+    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
+        $(#[$doc])*
         #[inline(always)]
         fn $name($self $(, $arg: $type)*) -> $out {
             // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
@@ -32,6 +39,8 @@ macro_rules! operations {
         }
     )*};
 }
+
+use operations;
 
 /// All bits set in the first n of sixteen lanes.
 ///
@@ -49,12 +58,30 @@ unsafe fn first(n: usize) -> F {
     }
 }
 
+impl Avx2 {
+    operations! {
+        /// The same number in all halves of lanes.
+        fn splat_pair(self, x: i16) -> I { [_mm256_set1_epi16(x); 2] }
+    }
+}
+
 impl Simd for Avx2 {
     type F = F;
     type I = I;
     type B = I;
     const WIDE: bool = false;
     const SIGNED_BIAS: i32 = 0;
+
+    #[inline(always)]
+    fn matmul_packed<Q: Packed>(
+        self,
+        weights: &WeightRows<'_>,
+        x: &Int8Rows<'_>,
+        rows: &[u32],
+        out: &mut Tile<'_>,
+    ) {
+        product::matmul::<Q>(self, weights, x, rows, out);
+    }
 
     #[inline(always)]
     fn load_first(self, x: &[f32]) -> F {
