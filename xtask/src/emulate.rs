@@ -61,7 +61,9 @@ fn unpack(apt: &[String], folder: &Path, packages: &[&str], name: &str) -> Resul
     }
     fs::create_dir_all(&downloads).map_err(failed)?;
     let mut download = Command::new("apt-get");
-    download.current_dir(&downloads).args(apt).arg("download").args(packages);
+    // Apt's own user, which it would rather be when root starts it, may not write here.
+    download.current_dir(&downloads).args(["-o", "APT::Sandbox::User=root"]);
+    download.args(apt).arg("download").args(packages);
     process::run(download)?;
     for package in fs::read_dir(&downloads).map_err(failed)?.flatten() {
         let mut dpkg = Command::new("dpkg-deb");
