@@ -13,6 +13,9 @@ const TILE_COLUMNS: usize = 16;
 const TILE_COLUMNS_MAX: usize = 128;
 /// Tiles per thread, so that a thread that was held up does not hold up the others for long.
 const TILES_PER_THREAD: usize = 4;
+/// Fewest bytes of weights in a tile of one row: the first bytes of a tile come as slowly as memory answers, the later ones
+/// while the earlier are multiplied.
+const TILE_BYTES_MIN: usize = 128 * 1024;
 
 impl Cpu {
     pub(super) fn quantize(&self, buffers: &mut Buffers, x: BufferId, out: BufferId) {
@@ -46,9 +49,9 @@ impl Cpu {
         let values = buffers.rows(out) * buffers.width(out);
         let rows = values / linear.outputs;
         self.grow_identity(rows);
-        let bounds = self.column_bounds(linear.outputs, rows);
-        let mut tiles = split_grid(&mut target[..values], linear.outputs, &[0, rows], &bounds);
         let weights = pass.weights.rows(linear.weight);
+        let bounds = self.column_bounds(linear.outputs, weights.row_bytes(), rows);
+        let mut tiles = split_grid(&mut target[..values], linear.outputs, &[0, rows], &bounds);
         let scale = linear.scale.map(|id| pass.weights.vector(id)[0]);
         let bias = linear.bias.map(|id| pass.weights.vector(id));
         self.pool.for_each(&mut tiles, |tile| {
@@ -75,9 +78,10 @@ impl Cpu {
         let mut row_bounds: Vec<usize> = routing.groups.iter().map(|&(_, first)| first).collect();
         row_bounds.push(routing.len());
         let rows_per_expert = routing.len().div_ceil(routing.groups.len().max(1));
-        let bounds = self.column_bounds(linear.outputs, rows_per_expert);
-        let mut tiles = split_grid(&mut target[..values], linear.outputs, &row_bounds, &bounds);
         let experts = pass.experts.as_ref().expect("experts are acquired after their router");
+        let row_bytes = experts.rows(linear.weight, 0).row_bytes();
+        let bounds = self.column_bounds(linear.outputs, row_bytes, rows_per_expert);
+        let mut tiles = split_grid(&mut target[..values], linear.outputs, &row_bounds, &bounds);
         let scales = linear.scale.map(|id| pass.weights.vector(id));
         let rows = if gather { &routing.rows } else { &self.identity };
         self.pool.for_each(&mut tiles, |tile| {
@@ -114,11 +118,14 @@ impl Cpu {
         self.identity.extend(have as u32..rows.max(have) as u32);
     }
 
-    fn column_bounds(&self, columns: usize, rows: usize) -> Vec<usize> {
+    fn column_bounds(&self, columns: usize, row_bytes: usize, rows: usize) -> Vec<usize> {
         let threads = self.pool.threads();
         let mut step = columns.div_ceil(threads * TILES_PER_THREAD).next_multiple_of(TILE_COLUMNS);
         if rows > 1 {
             step = step.min(TILE_COLUMNS_MAX);
+        } else {
+            let least = (TILE_BYTES_MIN / row_bytes).next_multiple_of(TILE_COLUMNS);
+            step = step.max(least.min(columns.div_ceil(threads).next_multiple_of(TILE_COLUMNS)));
         }
         if threads == 1 && rows == 1 {
             step = columns;

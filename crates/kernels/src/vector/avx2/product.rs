@@ -76,22 +76,26 @@ pub(super) fn matmul<Q: Packed>(
         scales: [[zero; 2]; CHAIN_GROUPS],
         pairs: [zero; CHAIN_GROUPS],
     };
-    let mut codes = [[zero; GROUP_WORDS]; CHAIN_GROUPS];
+    prefetch_rows(s, weights.slice(0, LANES.min(weights.rows())).bytes);
     let mut padded = Vec::new();
-    for c in (0..out.columns()).step_by(LANES) {
-        let lanes = LANES.min(out.columns() - c);
-        let mut bytes = weights.slice(c, lanes).bytes;
-        if lanes < LANES {
-            padded.extend_from_slice(bytes);
-            padded.resize(LANES * weights.row_bytes(), 0);
-            bytes = &padded;
+    // Written out for both: the room for codes is not needed by one row.
+    if let &[row] = rows {
+        for c in (0..out.columns()).step_by(LANES) {
+            Product::new(weights, x, c, &mut padded).one_row::<Q>(s, row, &mut heads, out);
         }
-        let product = Product { bytes, row_bytes: weights.row_bytes(), x, c, lanes };
-        if let &[row] = rows {
-            product.one_row::<Q>(s, row, &mut heads, out);
-        } else {
-            product.rows::<Q>(s, rows, &mut heads, &mut codes, out);
+    } else {
+        let mut codes = [[zero; GROUP_WORDS]; CHAIN_GROUPS];
+        for c in (0..out.columns()).step_by(LANES) {
+            Product::new(weights, x, c, &mut padded).rows::<Q>(s, rows, &mut heads, &mut codes, out);
         }
+    }
+}
+
+/// Asks for the first rows; the later ones are asked for while these are read.
+#[inline(always)]
+fn prefetch_rows(s: Avx2, bytes: &[u8]) {
+    for line in (0..bytes.len()).step_by(64) {
+        s.prefetch(bytes.as_ptr().wrapping_add(line));
     }
 }
 
@@ -115,6 +119,19 @@ struct Chain<'a> {
 }
 
 impl<'a> Product<'a> {
+    /// Columns from `c` on; where there are fewer than sixteen left, `padded` gets them and zeros.
+    #[inline(always)]
+    fn new(weights: &WeightRows<'a>, x: &'a Int8Rows<'a>, c: usize, padded: &'a mut Vec<u8>) -> Product<'a> {
+        let lanes = LANES.min(weights.rows() - c);
+        let mut bytes = weights.slice(c, lanes).bytes;
+        if lanes < LANES {
+            padded.extend_from_slice(bytes);
+            padded.resize(LANES * weights.row_bytes(), 0);
+            bytes = padded;
+        }
+        Product { bytes, row_bytes: weights.row_bytes(), x, c, lanes }
+    }
+
     /// One activation row: codes are multiplied as they are unpacked.
     #[inline(always)]
     fn one_row<Q: Packed>(&self, s: Avx2, row: u32, heads: &mut Heads, out: &mut Tile<'_>) {

@@ -90,12 +90,16 @@ impl<'a> Rows<'a> {
 
 impl Avx2 {
     operations! {
-        /// Bytes `at .. at + 16` of each row, as four words.
+        /// Bytes `at .. at + 16` of each row, as four words; asks for as many bytes of the rows after these.
         fn words(self, rows: &Rows<'_>, at: usize) -> [I; 4] {
-            let first = rows.first::<16>(at);
             for line in 0..4 {
-                _mm_prefetch::<_MM_HINT_T1>(rows.next.wrapping_add(LANES * at + 64 * line).cast());
+                _mm_prefetch::<_MM_HINT_T0>(rows.next.wrapping_add(LANES * at + 64 * line).cast());
             }
+            self.near_words(rows, at)
+        }
+        /// The same of bytes near others that are read.
+        fn near_words(self, rows: &Rows<'_>, at: usize) -> [I; 4] {
+            let first = rows.first::<16>(at);
             let mut out = [[_mm256_setzero_si256(); 2]; 4];
             for h in 0..2 {
                 let mut x = [_mm256_setzero_si256(); 4];
@@ -116,17 +120,13 @@ impl Avx2 {
             }
             out
         }
-        /// Bytes `at .. at + 4` of each row.
-        fn word(self, rows: &Rows<'_>, at: usize) -> I {
-            let first = rows.first::<4>(at);
-            let mut x = [0; LANES];
-            for lane in 0..LANES {
-                x[lane] = first.add(lane * rows.row_bytes).cast::<i32>().read_unaligned();
+        /// The high half of each word of a, then the low half of that of b.
+        fn straddling(self, a: I, b: I) -> I {
+            let mut out = a;
+            for h in 0..2 {
+                out[h] = _mm256_or_si256(_mm256_srli_epi32::<16>(a[h]), _mm256_slli_epi32::<16>(b[h]));
             }
-            [
-                _mm256_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]),
-                _mm256_setr_epi32(x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]),
-            ]
+            out
         }
         /// Floats of the half-precision bits in the low half of each word.
         fn floats_of_low(self, x: I) -> F {
@@ -192,15 +192,18 @@ impl Avx2 {
                 _mm256_sra_epi16(_mm256_shuffle_epi8(x[1], order), count),
             ]
         }
-        /// 16 in the bytes of the four codes `4 j ..` whose bit of the word is set.
-        fn fifth_bits(self, x: I, j: usize) -> I {
+        /// 16 in the bytes of the four codes `4 j ..` whose bit is set in the low or, where j is odd, high halves of the
+        /// word's bytes. `halves` is both of them.
+        fn fifth_bits(self, halves: &[I; 2], j: usize) -> I {
             let order = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
             let order = _mm256_add_epi8(order, _mm256_set1_epi8((j / 2) as i8));
-            let bits = _mm256_set1_epi32(if j.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 });
+            let (bits, x) = (_mm256_set1_epi32(0x0804_0201), halves[j % 2]);
+            // Index 0 gives 0; 1, 2, 4 and 8 give 16.
+            let sixteen = _mm256_broadcastsi128_si256(_mm_setr_epi32(0x0010_1000, 16, 16, 0));
             let mut out = x;
             for h in 0..2 {
-                let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(x[h], order), bits), bits);
-                out[h] = _mm256_and_si256(set, _mm256_set1_epi8(16));
+                let bit = _mm256_and_si256(_mm256_shuffle_epi8(x[h], order), bits);
+                out[h] = _mm256_shuffle_epi8(sixteen, bit);
             }
             out
         }
@@ -268,7 +271,7 @@ pub(super) fn unpack<Q: Packed, K: Sink>(
 /// The scale of a block of one group, and its minimum.
 #[inline(always)]
 fn group_head<Q: Shape>(s: Avx2, rows: &Rows<'_>, g: usize, heads: &mut Heads) {
-    let head = s.word(rows, g * Q::BLOCK_BYTES);
+    let [head, ..] = s.near_words(rows, g * Q::BLOCK_BYTES);
     heads.d[g][0] = s.floats_of_low(head);
     if Q::HAS_MIN {
         heads.min[g] = s.floats_of_high(head);
@@ -345,12 +348,14 @@ fn five_bit_groups<Q: Shape, K: Sink>(
     for g in 0..count {
         group_head::<Q>(s, rows, g, heads);
         let words = s.words(rows, g * Q::BLOCK_BYTES + at + 4);
-        let high = s.word(rows, g * Q::BLOCK_BYTES + at);
+        // The 32 bits end two bytes into a word, or between two.
+        let [first, second, ..] = s.near_words(rows, g * Q::BLOCK_BYTES);
+        let high = s.nibbles(if at == 2 { s.straddling(first, second) } else { second });
         let mut sum = sink.begin(s);
         each!(h in 0 1 => {
             let mut codes = bits(s, &words, 4 * h as i32, 15);
             for j in 0..4 {
-                codes[j] = s.or(codes[j], s.fifth_bits(high, 4 * h + j));
+                codes[j] = s.or(codes[j], s.fifth_bits(&high, 4 * h + j));
             }
             sink.put(s, heads, &mut sum, g, h, codes);
         });
@@ -427,7 +432,7 @@ fn end_four<K: Sink>(s: Avx2, heads: &Heads, sink: &mut K, sums: [K::Sum; 4], g:
 #[inline(always)]
 fn q6_k<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut Heads, sink: &mut K) {
     // The last word of 16 bytes that end with the block.
-    heads.d[b][0] = s.floats_of_high(s.words(rows, at + 194)[3]);
+    heads.d[b][0] = s.floats_of_high(s.near_words(rows, at + 194)[3]);
     sixteen_scales(s, s.words(rows, at + 192), b, 5, heads);
     for half in 0..2 {
         let g = 8 * b + 4 * half;
@@ -449,7 +454,7 @@ fn q6_k<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut Head
 
 #[inline(always)]
 fn q2_k<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut Heads, sink: &mut K) {
-    let [.., floats] = s.words(rows, at + 68);
+    let [.., floats] = s.near_words(rows, at + 68);
     heads.d[b][0] = s.floats_of_low(floats);
     heads.min[b] = s.negate(s.floats_of_high(floats));
     let numbers = s.words(rows, at);
@@ -474,7 +479,7 @@ fn q2_k<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut Head
 
 #[inline(always)]
 fn q3_k<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut Heads, sink: &mut K) {
-    heads.d[b][0] = s.floats_of_high(s.words(rows, at + 94)[3]);
+    heads.d[b][0] = s.floats_of_high(s.near_words(rows, at + 94)[3]);
     let [_, low0, low1, high] = s.words(rows, at + 92);
     let mut scales = [low0; 4];
     for i in 0..4 {
