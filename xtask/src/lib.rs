@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 pub mod answer;
 pub mod commands;
+pub mod emulate;
 pub mod mutate;
 pub mod process;
 pub mod qualify;

@@ -12,6 +12,8 @@ cargo xtask NAME
   test                      everything a change must pass: format, tidy, lints, tests
   tidy [--lower]            the invariants of the tree; --lower takes improved counts into the ratchet
   mutate [--quick | NAME]   breaks each rule of purity once in a copy and sees its test fail
+  emulate avx512 | neon [FILTER]
+                            the kernels' unit tests on a CPU that this machine need not have
   qualify                   the long checks, by hand; appends their figures to bench/qualify.csv
 ";
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         "tidy" if rest == ["--lower"] => xtask::tidy::lower(&root),
         "tidy" => no_flags(rest).and_then(|()| xtask::tidy::run(&root)),
         "mutate" => xtask::mutate::run(&root, rest),
+        "emulate" => xtask::emulate::run(&root, rest),
         "qualify" => no_flags(rest).and_then(|()| xtask::qualify::run(&root)),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

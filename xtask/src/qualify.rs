@@ -12,6 +12,8 @@ use crate::process::{self, command};
 const STEPS: &[(&str, &str)] = &[
     ("release-tests", "cargo test --workspace --release"),
     ("mutants", "cargo xtask mutate"),
+    ("avx512", "cargo xtask emulate avx512"),
+    ("neon", "cargo xtask emulate neon"),
     ("llamacpp", "bench/llamacpp"),
     ("speed", "bench/speed"),
 ];

@@ -11,11 +11,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ with VNNI.
     Avx512,
+    /// NEON with its dot product.
+    Neon,
 }
 
 impl Isa {
     /// Every instruction set, the definition first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon];
 
     /// True if this CPU can run it.
     pub fn available(self) -> bool {
@@ -36,7 +38,12 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            // Of another processor.
             _ => false,
         }
     }
@@ -52,6 +59,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
         }
     }
 

@@ -20,7 +20,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod tile;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
 pub use isa::Isa;

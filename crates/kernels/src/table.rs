@@ -209,7 +209,8 @@ impl Kernels {
             Isa::Avx2 => &crate::vector::AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &crate::vector::AVX512,
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &crate::vector::NEON,
             _ => return None,
         };
         let (mut matmul_float, mut matmul_int8) = ([None; TYPES], [None; TYPES]);

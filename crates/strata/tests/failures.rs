@@ -150,7 +150,7 @@ fn wrong_arguments() {
     check(&["logits", "-m", &file, "--tokens", ""], 2, "a token id is a whole number");
     check(&["logits", "-m", &file, "--tokens", "1", "--taps"], 2, "--json");
     check(&["run", "-m", &file, "-p", "x", "--threads", "0"], 2, "from 1 to 4096");
-    check(&["run", "-m", &file, "-p", "x", "--isa", "sse"], 2, "scalar, avx2 or avx512");
+    check(&["run", "-m", &file, "-p", "x", "--isa", "sse"], 2, "scalar, avx2, avx512 or neon");
     check(&["run", "-m", &file], 2, "--prompt");
     check(&["plan", "-m", &file, "--memory", "lots"], 2, "such as 32G");
     check(&["plan", "-m", &file, "--weights", "some"], 2, "mapped or read");

@@ -58,7 +58,7 @@ fn every_kind_of_failure_has_its_own_code() {
 #[test]
 fn what_the_cpu_lacks_is_refused_in_words() {
     let file = model("q2-tiny-F32");
-    for isa in ["scalar", "avx2", "avx512"] {
+    for isa in ["scalar", "avx2", "avx512", "neon"] {
         let ran = strata(&["logits", "-m", &file, "--tokens", "1", "--isa", isa]);
         match ran.code {
             0 => assert_eq!(ran.stderr, "", "{isa}"),

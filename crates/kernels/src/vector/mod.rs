@@ -4,12 +4,16 @@
 //! enable its features; [`functions`] makes the tables.
 
 mod attention;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elementwise;
 mod few_rows;
 mod matmul_float;
 mod matmul_int8;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod panel;
 mod recurrent;
@@ -21,8 +25,12 @@ use gguf::TensorType;
 use crate::quant::{self, Format, FormatVisitor};
 use crate::table::{Cells, Functions, Int8Rows, MatmulInt8, WeightRows};
 use crate::tile::Tile;
+#[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use neon::Neon;
 use packed::Packed;
 
 /// A safe function that runs a generic one with the features of an instruction set.
@@ -134,5 +142,9 @@ macro_rules! functions {
     };
 }
 
+#[cfg(target_arch = "x86_64")]
 functions!(AVX2, table_avx2, Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
 functions!(AVX512, table_avx512, Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+#[cfg(target_arch = "aarch64")]
+functions!(NEON, table_neon, Neon, "neon,dotprod");

@@ -8,7 +8,7 @@ use crate::tile::Tile;
 
 /// Sixteen lanes of an instruction set. Holding a value proves that this CPU can run it.
 ///
-/// Sixteen on both sets (two registers on AVX2), since the definitions sum in sixteen lanes. "First n" operations take
+/// Sixteen on every set (two registers on AVX2, four on NEON), since the definitions sum in sixteen lanes. "First n" operations take
 /// n below 16 and touch no memory beyond n values.
 pub(super) trait Simd: Copy {
     /// Sixteen f32.
@@ -144,4 +144,12 @@ pub(super) trait Simd: Copy {
     fn sum_quads(self, x: [Self::I; 4]) -> Self::I;
     /// The sums of adjacent lanes of x, then of y.
     fn sum_pairs(self, x: Self::I, y: Self::I) -> Self::I;
+}
+
+/// Up to 16 values and zeros behind them: what a set without masks loads for "first n".
+#[inline(always)]
+pub(super) fn padded<T: Copy + Default>(x: &[T]) -> [T; 16] {
+    let mut whole = [T::default(); 16];
+    whole[..x.len()].copy_from_slice(x);
+    whole
 }

@@ -108,7 +108,7 @@ pub struct ComputeArgs {
     /// How weights come into memory: mapped from the file, page by page as they are used, or read whole at the start
     #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = parse::loading)]
     pub weights: Loading,
-    /// Instruction set, scalar, avx2 or avx512; the results are the same bits [default: the best there is]
+    /// Instruction set, scalar, avx2, avx512 or neon; the results are the same bits [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = parse::instruction_set)]
     pub isa: Option<Isa>,
 }

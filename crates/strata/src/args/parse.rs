@@ -80,7 +80,7 @@ pub fn memory_bytes(text: &str) -> Parsed<u64> {
 
 /// An instruction set by name.
 pub fn instruction_set(name: &str) -> Parsed<Isa> {
-    Isa::from_name(name).ok_or_else(|| "scalar, avx2 or avx512 is needed".into())
+    Isa::from_name(name).ok_or_else(|| "scalar, avx2, avx512 or neon is needed".into())
 }
 
 /// A number within limits that the user is told.

@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::packed::Packed;
-use super::simd::Simd;
+use super::simd::{Simd, padded};
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -41,14 +41,6 @@ macro_rules! operations {
 }
 
 use operations;
-
-/// Copies up to 16 values into a whole vector.
-#[inline(always)]
-fn padded<T: Copy + Default>(x: &[T]) -> [T; 16] {
-    let mut whole = [T::default(); 16];
-    whole[..x.len()].copy_from_slice(x);
-    whole
-}
 
 /// All bits set in the first n of sixteen lanes.
 ///
