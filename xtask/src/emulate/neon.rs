@@ -40,7 +40,11 @@ pub fn run(root: &Path, folder: &Path, filter: &str) -> Result<(), String> {
     };
     let mut presence = emulated();
     presence.args(["--include-ignored", "--exact", PRESENCE_TEST]);
-    process::run(presence)?;
+    let (outcome, report) = process::run_tests(presence);
+    outcome?;
+    if report.counts.passed != 1 {
+        return Err(format!("`{PRESENCE_TEST}` did not run"));
+    }
     let mut all = emulated();
     all.args(Some(filter).filter(|filter| !filter.is_empty()));
     let (outcome, report) = process::run_tests(all);
