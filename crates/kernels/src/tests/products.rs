@@ -3,7 +3,7 @@
 use gguf::TensorType;
 
 use super::{Random, assert_same, for_each_isa, scalar};
-use crate::quant::FORMATS;
+use crate::quant::{FORMATS, group};
 use crate::{Int8Rows, Int8RowsMut, Kernels, Tile, WeightRows};
 
 /// Activation rows in int8 with room of their own.
@@ -50,6 +50,36 @@ fn check_int8(dtype: TensorType, k: usize, bytes: &[u8], x: &Activations, rows: 
 fn row_lengths(dtype: TensorType) -> Vec<usize> {
     let lengths = [32usize, 64, 96, 128, 256, 480, 512, 544, 576, 768, 1280, 1536, 2560];
     lengths.into_iter().filter(|k| k.is_multiple_of(dtype.block_values())).collect()
+}
+
+/// Random rows whose scales are ordinary numbers, so that no sum is lost in a NaN or an infinity.
+fn ordinary_rows(random: &mut Random, dtype: TensorType, k: usize, rows: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < rows * dtype.row_bytes(k).unwrap() {
+        let block = random.bytes(dtype.block_bytes());
+        let groups = (0..dtype.block_values() / 32).map(|g| group(dtype, &block, g).unwrap());
+        if groups.flat_map(|group| [group.d[0], group.d[1], group.min]).all(|x| x.abs() < 1e5) {
+            bytes.extend(block);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn int8_products_of_ordinary_blocks() {
+    for &dtype in FORMATS {
+        for k in [256, 768, 1024, 1280] {
+            let random = &mut Random(k as u64 + 1);
+            let x = Activations::random(random, k, 11);
+            let bytes = ordinary_rows(random, dtype, k, 19);
+            for rows in [1, 2, 8, 9, 11] {
+                let rows: Vec<u32> = (0..rows).collect();
+                let products = int8_product(&scalar(), &WeightRows::new(dtype, k, &bytes), &x, &rows);
+                assert!(products.iter().all(|x| x.is_finite()), "{}", dtype.name());
+                check_int8(dtype, k, &bytes, &x, &rows, "ordinary");
+            }
+        }
+    }
 }
 
 #[test]

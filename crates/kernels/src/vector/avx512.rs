@@ -220,6 +220,80 @@ impl Simd for Avx512 {
             let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
             _mm512_add_epi32(_mm512_permutex2var_epi32(x, even, y), _mm512_permutex2var_epi32(x, odd, y))
         }
+        fn load_bf16(self, x: &[u16; 16]) -> __m512 {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+        fn entries_8(self, x: [u64; 8]) -> __m512i {
+            let x = x.map(|x| x as i64);
+            _mm512_setr_epi64(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7])
+        }
+        fn entries_4(self, x: [u32; 16]) -> __m512i {
+            let x = x.map(|x| x as i32);
+            _mm512_setr_epi32(
+                x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15],
+            )
+        }
+        fn negate_masked(self, x: __m512i, mask: u64) -> __m512i {
+            _mm512_mask_sub_epi8(x, mask, _mm512_setzero_si512(), x)
+        }
+        fn even_signs(self, x: __m512i) -> __m512i {
+            let first = _mm512_and_si512(x, _mm512_set1_epi32(0x7f));
+            let second = _mm512_and_si512(_mm512_slli_epi32::<1>(x), _mm512_set1_epi32(0x7f00));
+            let third = _mm512_and_si512(_mm512_slli_epi32::<2>(x), _mm512_set1_epi32(0x7f_0000));
+            let fourth = _mm512_and_si512(_mm512_slli_epi32::<3>(x), _mm512_set1_epi32(0x7f00_0000));
+            with_parity(_mm512_or_si512(_mm512_or_si512(first, second), _mm512_or_si512(third, fourth)))
+        }
+        fn high_signs(self, x: [&[u8; 64]; 2]) -> __m512i {
+            let [a, b] = [self.load_b(x[0]), self.load_b(x[1])];
+            // Bytes of 64 words of 16 bits.
+            let low = _mm512_cvtepi16_epi8(_mm512_srli_epi16::<9>(a));
+            let high = _mm512_cvtepi16_epi8(_mm512_srli_epi16::<9>(b));
+            with_parity(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high))
+        }
+        fn odd_words(self, x: [&[u8; 64]; 2]) -> __m512i {
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            _mm512_permutex2var_epi32(self.load_b(x[0]), odd, self.load_b(x[1]))
+        }
+        fn top_nibbles(self, x: __m512i) -> __m512i { _mm512_srli_epi32::<28>(x) }
+        fn zip_bytes(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+            [_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)]
+        }
+        fn zip_eights(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+            [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)]
+        }
+        fn four_each(self, x: &[u8; 16]) -> __m512i {
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            // Bits 4, 5 to 16; then 2, 3 to 8 and 6, 7 to 24.
+            let x = _mm512_or_si512(x, _mm512_slli_epi32::<12>(x));
+            let x = _mm512_or_si512(x, _mm512_slli_epi32::<6>(x));
+            _mm512_and_si512(x, _mm512_set1_epi8(3))
+        }
+        fn ternary(self, x: __m512i) -> [__m512i; 2] {
+            // 3 x reaches 256 at 86, 512 at 171.
+            let one = _mm512_cmpge_epu8_mask(x, _mm512_set1_epi8(86));
+            let two = _mm512_cmpge_epu8_mask(x, _mm512_set1_epi8(171u8 as i8));
+            let digits = _mm512_mask_mov_epi8(_mm512_maskz_set1_epi8(one, 1), two, _mm512_set1_epi8(2));
+            [digits, _mm512_add_epi8(x, _mm512_add_epi8(x, x))]
+        }
+    }
+}
+
+/// Bytes below 128, with the eighth bit set where the number of set bits was odd.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn with_parity(x: __m512i) -> __m512i {
+    // SAFETY: AVX-512 F and BW, as the caller promises.
+    unsafe {
+        // Shifts cross bytes, but bit 0 takes in only its own.
+        let parity = _mm512_xor_si512(x, _mm512_srli_epi16::<4>(x));
+        let parity = _mm512_xor_si512(parity, _mm512_srli_epi16::<2>(parity));
+        let parity = _mm512_xor_si512(parity, _mm512_srli_epi16::<1>(parity));
+        let eighth = _mm512_and_si512(_mm512_slli_epi16::<7>(parity), _mm512_set1_epi8(-128));
+        _mm512_or_si512(x, eighth)
     }
 }
 

@@ -22,7 +22,8 @@ struct Chain {
     d: [f32; CHAIN_GROUPS],
     /// Sums of the codes of each group, as floats.
     sums: [f32; CHAIN_GROUPS],
-    /// What to take from the sums of products: per group in quads, else per 16 values.
+    /// What to take from the sums of products: per group, in formats with an integer scale per 16 values per 16, in those
+    /// with a float scale per 16 for first halves and for last ones.
     bias: [[i32; 16]; 2],
     /// Sums of the codes of each 16, for formats with a minimum for so many.
     sum16: [[i32; 16]; 2],
@@ -45,14 +46,17 @@ impl Chain {
                     if F::QUADS { (g / 4 * 2 + h, g % 4) } else { (g / 2, 2 * (g % 2) + h) };
                 self.q[vector][16 * quarter..16 * quarter + 16]
                     .copy_from_slice(&q[2 * g + h].map(|q| q as u8));
-                if !F::QUADS {
+                if F::FLOAT_SCALE_PER_16 {
+                    const { assert!(F::QUADS || !F::FLOAT_SCALE_PER_16) };
+                    self.bias[h][g] = bias * i32::from(sum16[g][h]);
+                } else if F::SCALES == 2 {
                     self.bias[g / 8][2 * (g % 8) + h] = bias * i32::from(sum16[g][h]);
                     self.sum16[g / 8][2 * (g % 8) + h] = i32::from(sum16[g][h]);
                 }
             }
             let sum = i32::from(sum16[g][0]) + i32::from(sum16[g][1]);
             self.sums[g] = sum as f32;
-            if F::QUADS {
+            if F::SCALES < 2 && !F::FLOAT_SCALE_PER_16 {
                 self.bias[0][g] = bias * sum;
             }
         }
@@ -81,7 +85,7 @@ pub(super) fn matmul<S: Simd, F: Packed>(
             chain.set::<S, F>(x, row as usize, first, CHAIN_GROUPS.min(groups - first));
         }
     }
-    let mut terms = [[s.splat(0.0); LANES]; FEW_ROWS];
+    let mut terms = [[s.splat(0.0); LANES]; 2 * FEW_ROWS];
     for c in (0..out.columns()).step_by(LANES) {
         let weights = weights.slice(c, LANES.min(out.columns() - c));
         for (i, chains) in chains.chunks_exact(rows.len()).enumerate() {
@@ -97,8 +101,9 @@ pub(super) fn matmul<S: Simd, F: Packed>(
     }
 }
 
-/// Terms of each activation row and weight row, the groups of a chain as lanes.
-type Terms<S> = [[<S as Simd>::F; LANES]; FEW_ROWS];
+/// Terms of each activation row and weight row, the groups of a chain as lanes. In formats with a float scale per 16
+/// those of first halves; those of last ones are `FEW_ROWS` further on.
+type Terms<S> = [[<S as Simd>::F; LANES]; 2 * FEW_ROWS];
 
 /// One chain of up to sixteen weight rows against all activation rows.
 struct Part<'a> {
@@ -123,11 +128,17 @@ impl Part<'_> {
         out: &mut Tile<'_>,
     ) {
         self.set_terms::<S, F>(s, count, bound, terms);
-        for (r, terms) in terms[..self.chains.len()].iter_mut().enumerate() {
-            s.transpose(terms);
+        for r in 0..self.chains.len() {
+            s.transpose(&mut terms[r]);
+            if F::FLOAT_SCALE_PER_16 {
+                s.transpose(&mut terms[FEW_ROWS + r]);
+            }
             let mut acc = s.splat(0.0);
             for g in 0..count {
-                acc = s.add(acc, terms[g]);
+                acc = s.add(acc, terms[r][g]);
+                if F::FLOAT_SCALE_PER_16 {
+                    acc = s.add(acc, terms[FEW_ROWS + r][g]);
+                }
             }
             let out = &mut out.row(r)[self.c..self.c + self.weights.rows()];
             add_chain(s, self.first == 0, acc, out);
@@ -139,10 +150,10 @@ impl Part<'_> {
     fn set_terms<S: Simd, F: Packed>(&self, s: S, count: usize, bound: usize, terms: &mut Terms<S>) {
         let weights = &self.weights;
         // All scales before any product: a vector load right after the narrow stores it reads would wait for them.
-        let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
+        let (mut d, mut second) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
         for lane in 0..weights.rows() {
             let bytes = chain_bytes::<F>(weights.row(lane), self.first, count);
-            chain_scales::<F>(bytes, count, &mut d[lane], &mut min[lane]);
+            chain_scales::<F>(bytes, count, &mut d[lane], &mut second[lane]);
         }
         for lane in 0..weights.rows() {
             let bytes = chain_bytes::<F>(weights.row(lane), self.first, count);
@@ -152,10 +163,10 @@ impl Part<'_> {
                 s.prefetch(next.wrapping_add(line));
             }
             let codes = F::codes(s, bytes, count, bound);
-            let d = s.load_f16(&d[lane]);
+            let d = F::scales(s, &d[lane]);
             let (mut scales, mut minima) = ([s.splat_i(0); 2], [s.splat_i(0); 2]);
             if F::SCALES > 0 {
-                let integers = F::integers(bytes);
+                let integers = F::integers(s, bytes);
                 for i in 0..F::SCALES {
                     scales[i] = s.load_i8(&integers.scales[i]);
                     if F::HAS_MIN {
@@ -163,15 +174,23 @@ impl Part<'_> {
                     }
                 }
             }
-            for (chain, terms) in self.chains.iter().zip(terms.iter_mut()) {
+            for (r, chain) in self.chains.iter().enumerate() {
+                if F::FLOAT_SCALE_PER_16 {
+                    let (d, d_a) = ([d, F::scales(s, &second[lane])], s.load(&chain.d));
+                    let sums = half_sums::<S, F>(s, bound, &codes, chain);
+                    for h in 0..2 {
+                        terms[h * FEW_ROWS + r][lane] = s.mul(s.to_f(sums[h]), s.mul(d[h], d_a));
+                    }
+                    continue;
+                }
                 let isum = integer_sums::<S, F>(s, bound, &codes, &scales, chain);
                 let d_a = s.load(&chain.d);
                 let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
                 if F::HAS_MIN {
-                    let min = s.mul(s.load_f16(&min[lane]), d_a);
+                    let min = s.mul(F::scales(s, &second[lane]), d_a);
                     t = s.add(t, s.mul(minimum_sums::<S, F>(s, &minima, chain), min));
                 }
-                terms[lane] = t;
+                terms[r][lane] = t;
             }
         }
     }
@@ -188,6 +207,21 @@ pub(super) fn add_chain<S: Simd>(s: S, first: bool, sums: S::F, out: &mut [f32])
     } else {
         s.store_first(s.add(s.load_first(out), sums), out);
     }
+}
+
+/// The integer sums of the first halves of the groups of a chain in quads, then of the last ones.
+#[inline(always)]
+fn half_sums<S: Simd, F: Packed>(s: S, bound: usize, codes: &[S::B; 8], chain: &Chain) -> [S::I; 2] {
+    let zero = s.splat_i(0);
+    let mut sums = [[zero; 4]; 2];
+    for i in 0..bound / 2 {
+        sums[i % 2][i / 2] = s.dot_bytes(F::SIGNED, zero, codes[i], s.load_b(&chain.q[i]));
+    }
+    let mut of_16 = [zero; 2];
+    for h in 0..2 {
+        of_16[h] = s.sub_i(s.sum_quads(sums[h]), s.load_i(&chain.bias[h]));
+    }
+    of_16
 }
 
 /// The integer sums of the groups of a chain, the first `bound` of sixteen.
@@ -209,19 +243,24 @@ fn integer_sums<S: Simd, F: Packed>(
         let sums = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[0]));
         return if F::SCALES == 1 { s.mul_i(sums, scales[0]) } else { sums };
     }
+    if F::SCALES < 2 {
+        let mut sums = [zero; 8];
+        for i in 0..8 {
+            sums[i] = s.dot_bytes(F::SIGNED, zero, codes[i], s.load_b(&chain.q[i]));
+        }
+        let sums = s.sub_i(s.sum_halves(sums), s.load_i(&chain.bias[0]));
+        return if F::SCALES == 1 { s.mul_i(sums, scales[0]) } else { sums };
+    }
     let mut of_16 = [zero; 2];
     for half in 0..2 {
         let mut sums = [zero; 4];
         for i in 0..4 {
             sums[i] = s.dot_bytes(F::SIGNED, zero, codes[4 * half + i], s.load_b(&chain.q[4 * half + i]));
         }
-        of_16[half] = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[half]));
-        if F::SCALES == 2 {
-            of_16[half] = s.mul_i(of_16[half], scales[half]);
-        }
+        let sums = s.sub_i(s.sum_quads(sums), s.load_i(&chain.bias[half]));
+        of_16[half] = s.mul_i(sums, scales[half]);
     }
-    let sums = s.sum_pairs(of_16[0], of_16[1]);
-    if F::SCALES == 1 { s.mul_i(sums, scales[0]) } else { sums }
+    s.sum_pairs(of_16[0], of_16[1])
 }
 
 /// The sums of `m16 * a` over the groups of a chain; exact as floats, so that the order of multiplying is free.

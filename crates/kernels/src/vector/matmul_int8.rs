@@ -8,7 +8,6 @@
 use gguf::TensorType;
 
 use super::packed::Packed;
-use super::panel::{self, ByGroup};
 use super::simd::Simd;
 use crate::quant::Format;
 use crate::table::{Int8Rows, WeightRows};
@@ -54,7 +53,13 @@ const fn integer_scales(dtype: TensorType) -> usize {
         | TensorType::Q1_0
         | TensorType::Q2_0
         | TensorType::NVFP4 => 0,
-        TensorType::Q4_K | TensorType::Q5_K | TensorType::IQ4_XS => 1,
+        TensorType::Q4_K
+        | TensorType::Q5_K
+        | TensorType::IQ4_XS
+        | TensorType::IQ2_XXS
+        | TensorType::IQ3_XXS
+        | TensorType::IQ3_S
+        | TensorType::IQ1_S => 1,
         _ => 2,
     }
 }
@@ -65,21 +70,11 @@ const fn code_offset(dtype: TensorType) -> Option<i32> {
         TensorType::Q5_0 => Some(16),
         TensorType::Q6_K => Some(32),
         TensorType::Q3_K => Some(4),
+        TensorType::MXFP4 | TensorType::NVFP4 => Some(12),
+        TensorType::IQ1_S | TensorType::IQ1_M => Some(9),
         TensorType::TQ1_0 | TensorType::TQ2_0 | TensorType::Q1_0 | TensorType::Q2_0 => Some(1),
         _ => None,
     }
-}
-
-/// Products of any format, by decoding every group with [`Format::group`].
-#[inline(always)]
-pub(super) fn decoded<S: Simd, F: Format>(
-    s: S,
-    weights: &WeightRows<'_>,
-    x: &Int8Rows<'_>,
-    rows: &[u32],
-    out: &mut Tile<'_>,
-) {
-    panel::matmul::<S, ByGroup<F>>(s, weights, x, rows, out);
 }
 
 /// Products of a format whose blocks vector instructions unpack.

@@ -15,6 +15,8 @@ mod matmul_int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
+mod packed_iq;
+mod packed_small;
 mod panel;
 mod recurrent;
 mod reduce;
@@ -22,7 +24,7 @@ mod simd;
 
 use gguf::TensorType;
 
-use crate::quant::{self, Format, FormatVisitor};
+use crate::quant;
 use crate::table::{Cells, Functions, Int8Rows, MatmulInt8, WeightRows};
 use crate::tile::Tile;
 #[cfg(target_arch = "x86_64")]
@@ -55,17 +57,6 @@ macro_rules! functions {
         mod $module {
             use super::*;
 
-            struct Choose;
-
-            impl FormatVisitor for Choose {
-                type Output = MatmulInt8;
-
-                fn visit<F: Format>(self) -> MatmulInt8 {
-                    enabled!($isa, $features, <F: Format>, matmul_int8::decoded::<$isa, F>,
-                        (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
-                }
-            }
-
             fn packed<F: Packed>() -> MatmulInt8 {
                 enabled!($isa, $features, <F: Packed>, matmul_int8::packed::<$isa, F>,
                     (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
@@ -96,7 +87,20 @@ macro_rules! functions {
                     TensorType::Q5_K => packed::<quant::Q5K>(),
                     TensorType::IQ4_NL => packed::<quant::Iq4Nl>(),
                     TensorType::IQ4_XS => packed::<quant::Iq4Xs>(),
-                    _ => quant::with_format(dtype, Choose).unwrap_or_else(|error| panic!("{error}")),
+                    TensorType::IQ1_S => packed::<quant::Iq1S>(),
+                    TensorType::IQ1_M => packed::<quant::Iq1M>(),
+                    TensorType::IQ2_XXS => packed::<quant::Iq2Xxs>(),
+                    TensorType::IQ2_XS => packed::<quant::Iq2Xs>(),
+                    TensorType::IQ2_S => packed::<quant::Iq2S>(),
+                    TensorType::IQ3_XXS => packed::<quant::Iq3Xxs>(),
+                    TensorType::IQ3_S => packed::<quant::Iq3S>(),
+                    TensorType::MXFP4 => packed::<quant::Mxfp4>(),
+                    TensorType::NVFP4 => packed::<quant::Nvfp4>(),
+                    TensorType::TQ1_0 => packed::<quant::Tq1_0>(),
+                    TensorType::TQ2_0 => packed::<quant::Tq2_0>(),
+                    TensorType::Q1_0 => packed::<quant::Q1_0>(),
+                    TensorType::Q2_0 => packed::<quant::Q2_0>(),
+                    _ => panic!("{} does not take int8 activations", dtype.name()),
                 },
                 quantize_row: enabled!($isa, $features, elementwise::quantize_row,
                     (x: &[f32], q: &mut [i8], d: &mut [f32], sum16: &mut [i16])),

@@ -18,16 +18,22 @@ pub(super) trait Packed: Shape {
     /// specified. `chain` is the bytes of their blocks, `bound` at least `count`: 4 or 16.
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8];
 
-    /// Half-precision bits of the float scale of group g, and of the minimum's factor in formats that have one: in most
-    /// formats a block begins with them.
+    /// Bits of the float scale of group g, for [`Packed::scales`]. Then those of the minimum's factor in formats that have
+    /// one, or of the scale of the second half in formats with a scale per 16. In most formats a block begins with them.
     #[inline(always)]
     fn scale_bits(chain: &[u8], g: usize) -> [u16; 2] {
         let block = g / (Self::BLOCK_VALUES / GROUP_VALUES) * Self::BLOCK_BYTES;
         [bits_at(chain, block), if Self::HAS_MIN { bits_at(chain, block + 2) } else { 0 }]
     }
 
+    /// The floats whose bits [`Packed::scale_bits`] gives: in most formats half-precision ones.
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, bits: &[u16; 16]) -> S::F {
+        s.load_f16(bits)
+    }
+
     /// Integer scales and minima of the chain's blocks.
-    fn integers(_chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, _chain: &[u8]) -> Integers {
         unreachable!("{:?} has no integer scales", Self::TYPE)
     }
 }
@@ -43,11 +49,11 @@ pub(super) struct Integers {
 }
 
 impl Integers {
-    const ZERO: Integers = Integers { scales: [[0; 16]; 2], minima: [[0; 16]; 2] };
+    pub(super) const ZERO: Integers = Integers { scales: [[0; 16]; 2], minima: [[0; 16]; 2] };
 }
 
 #[inline(always)]
-fn bits_at(bytes: &[u8], at: usize) -> u16 {
+pub(super) fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(*bytes[at..].first_chunk().expect("two bytes"))
 }
 
@@ -64,7 +70,13 @@ fn quad<S: Simd, F: Format>(s: S, chain: &[u8], count: usize, i: usize, at: usiz
 
 /// Codes of formats with 16 bytes of nibbles from `at` on.
 #[inline(always)]
-fn nibble_quads<S: Simd, F: Format>(s: S, chain: &[u8], count: usize, bound: usize, at: usize) -> [S::B; 8] {
+pub(super) fn nibble_quads<S: Simd, F: Format>(
+    s: S,
+    chain: &[u8],
+    count: usize,
+    bound: usize,
+    at: usize,
+) -> [S::B; 8] {
     let mut codes = [s.zero_b(); 8];
     for i in 0..bound / 4 {
         [codes[2 * i], codes[2 * i + 1]] = s.nibbles(quad::<S, F>(s, chain, count, i, at));
@@ -127,7 +139,7 @@ impl Packed for Q6K {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         let mut integers = Integers::ZERO;
         for (block, scales) in chain.chunks_exact(Self::BLOCK_BYTES).zip(&mut integers.scales) {
             *scales = first::<16>(block, 192).map(|scale| scale as i8);
@@ -138,7 +150,7 @@ impl Packed for Q6K {
 
 /// The N bytes from `at` on.
 #[inline(always)]
-fn first<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+pub(super) fn first<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
     bytes[at..].first_chunk().expect("a row holds whole blocks")
 }
 
@@ -203,7 +215,7 @@ impl Packed for Q4K {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         six_bit_integers::<Self>(chain)
     }
 }
@@ -231,7 +243,7 @@ impl Packed for Q5K {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         six_bit_integers::<Self>(chain)
     }
 }
@@ -256,7 +268,7 @@ impl Packed for Q2K {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         let mut integers = Integers::ZERO;
         for (b, block) in chain.chunks_exact(Self::BLOCK_BYTES).enumerate() {
             let bytes = first::<16>(block, 0);
@@ -289,7 +301,7 @@ impl Packed for Q3K {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         let mut integers = Integers::ZERO;
         for (block, scales) in chain.chunks_exact(Self::BLOCK_BYTES).zip(&mut integers.scales) {
             let (low, high) = (first::<8>(block, 96), first::<4>(block, 104));
@@ -379,7 +391,7 @@ impl Packed for Iq4Xs {
     }
 
     #[inline(always)]
-    fn integers(chain: &[u8]) -> Integers {
+    fn integers<S: Simd>(_s: S, chain: &[u8]) -> Integers {
         let mut integers = Integers::ZERO;
         for (b, block) in chain.chunks_exact(Self::BLOCK_BYTES).enumerate() {
             let (high, low) = (bits_at(block, 2), u32::from_le_bytes(*first(block, 4)));
@@ -399,19 +411,19 @@ pub(super) fn chain_bytes<F: Packed>(row: &[u8], first: usize, count: usize) -> 
     &row[first / groups * F::BLOCK_BYTES..][..count / groups * F::BLOCK_BYTES]
 }
 
-/// Half-precision bits of the scales of a chain.
+/// Both of [`Packed::scale_bits`] for the groups of a chain.
 #[inline(always)]
 pub(super) fn chain_scales<F: Packed>(
     chain: &[u8],
     count: usize,
-    d: &mut [u16; CHAIN_GROUPS],
-    min: &mut [u16; CHAIN_GROUPS],
+    first: &mut [u16; CHAIN_GROUPS],
+    second: &mut [u16; CHAIN_GROUPS],
 ) {
-    for i in 0..count {
-        let [d_bits, min_bits] = F::scale_bits(chain, i);
-        d[i] = d_bits;
-        if F::HAS_MIN {
-            min[i] = min_bits;
+    for g in 0..count {
+        let bits = F::scale_bits(chain, g);
+        first[g] = bits[0];
+        if F::HAS_MIN || F::FLOAT_SCALE_PER_16 {
+            second[g] = bits[1];
         }
     }
 }

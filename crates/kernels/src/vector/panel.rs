@@ -4,8 +4,6 @@
 //! activation word broadcast to all lanes meets sixteen weight rows and no horizontal sum is needed. Decoding costs the
 //! same for every number of activation rows; the products after it depend on a format's [`Shape`] only.
 
-use std::marker::PhantomData;
-
 use super::few_rows::add_chain;
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, bias};
 use super::packed::{Packed, chain_bytes, chain_scales};
@@ -38,63 +36,17 @@ impl Panel {
 
     /// Decodes groups `first .. first + count` of up to sixteen rows. Lanes without a row keep what they have.
     #[inline(always)]
-    pub(super) fn fill_decoded<S: Simd, F: Shape>(
-        &mut self,
-        s: S,
-        weights: &WeightRows<'_>,
-        first: usize,
-        count: usize,
-    ) {
-        // Two groups of sixteen rows.
-        let mut codes = [[0u8; 64]; LANES];
-        let (words, _) = self.codes.as_chunks_mut();
-        for g in (0..count).step_by(2) {
-            for lane in 0..weights.rows() {
-                let row = weights.row(lane);
-                for i in g..(g + 2).min(count) {
-                    let group = F::row_group(row, first + i);
-                    let offset = F::OFFSET.unwrap_or(0) as u8;
-                    for (code, q) in codes[lane][GROUP_VALUES * (i - g)..].iter_mut().zip(group.q) {
-                        *code = (q as u8).wrapping_add(offset);
-                    }
-                    self.d[i][0][lane] = group.d[0];
-                    if F::FLOAT_SCALE_PER_16 {
-                        self.d[i][1][lane] = group.d[1];
-                    }
-                    for h in 0..F::SCALES {
-                        self.s16[i][h][lane] = group.s16[h];
-                        if F::HAS_MIN {
-                            self.m16[i][h][lane] = group.m16[h];
-                        }
-                    }
-                    if F::HAS_MIN {
-                        self.min[i][lane] = group.min;
-                    }
-                }
-            }
-            s.interleave(F::SIGNED, codes.each_ref(), &mut words[g / 2]);
-        }
-    }
-
-    /// The same for formats that vector instructions unpack.
-    #[inline(always)]
-    pub(super) fn fill_packed<S: Simd, F: Packed>(
-        &mut self,
-        s: S,
-        weights: &WeightRows<'_>,
-        first: usize,
-        count: usize,
-    ) {
+    fn fill<S: Simd, F: Packed>(&mut self, s: S, weights: &WeightRows<'_>, first: usize, count: usize) {
         let mut codes = [[[0u8; 64]; LANES]; 8];
-        let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
+        let (mut d, mut second) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
         for lane in 0..weights.rows() {
             let chain = chain_bytes::<F>(weights.row(lane), first, count);
             for (vector, codes) in F::codes(s, chain, count, CHAIN_GROUPS).into_iter().zip(&mut codes) {
                 s.store_b(vector, &mut codes[lane]);
             }
-            chain_scales::<F>(chain, count, &mut d[lane], &mut min[lane]);
+            chain_scales::<F>(chain, count, &mut d[lane], &mut second[lane]);
             if F::SCALES > 0 {
-                let integers = F::integers(chain);
+                let integers = F::integers(s, chain);
                 for g in 0..count {
                     for h in 0..F::SCALES {
                         // One array of sixteen groups, or one for each block.
@@ -111,68 +63,38 @@ impl Panel {
             // The codes are encoded already.
             s.interleave(false, codes.each_ref(), words);
         }
-        let d = transposed_f16(s, &d);
+        let d = transposed::<S, F>(s, &d);
         for g in 0..count {
             s.store(d[g], &mut self.d[g][0]);
         }
         if F::HAS_MIN {
-            let min = transposed_f16(s, &min);
+            let min = transposed::<S, F>(s, &second);
             for g in 0..count {
                 s.store(min[g], &mut self.min[g]);
+            }
+        }
+        if F::FLOAT_SCALE_PER_16 {
+            let d = transposed::<S, F>(s, &second);
+            for g in 0..count {
+                s.store(d[g], &mut self.d[g][1]);
             }
         }
     }
 }
 
 #[inline(always)]
-pub(super) fn transposed_f16<S: Simd>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
+pub(super) fn transposed<S: Simd, F: Packed>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
     let mut out = [s.splat(0.0); 16];
     for i in 0..16 {
-        out[i] = s.load_f16(&bits[i]);
+        out[i] = F::scales(s, &bits[i]);
     }
     s.transpose(&mut out);
     out
 }
 
-/// How panels of a format are filled.
-pub(super) trait Decoder {
-    type Format: Shape;
-    /// Whether codes lie in quads; see [`Packed`].
-    const QUADS: bool;
-
-    /// Decodes groups `first .. first + count` of up to sixteen rows. Lanes without a row keep what they have.
-    fn fill<S: Simd>(s: S, panel: &mut Panel, weights: &WeightRows<'_>, first: usize, count: usize);
-}
-
-/// Decodes any format by [`crate::quant::Format::group`].
-pub(super) struct ByGroup<F>(PhantomData<F>);
-
-impl<F: Shape> Decoder for ByGroup<F> {
-    type Format = F;
-    const QUADS: bool = false;
-
-    #[inline(always)]
-    fn fill<S: Simd>(s: S, panel: &mut Panel, weights: &WeightRows<'_>, first: usize, count: usize) {
-        panel.fill_decoded::<S, F>(s, weights, first, count);
-    }
-}
-
-/// Decodes a format that vector instructions unpack.
-pub(super) struct ByChain<F>(PhantomData<F>);
-
-impl<F: Packed> Decoder for ByChain<F> {
-    type Format = F;
-    const QUADS: bool = F::QUADS;
-
-    #[inline(always)]
-    fn fill<S: Simd>(s: S, panel: &mut Panel, weights: &WeightRows<'_>, first: usize, count: usize) {
-        panel.fill_packed::<S, F>(s, weights, first, count);
-    }
-}
-
 /// See [`crate::scalar::matmul_int8`].
 #[inline(always)]
-pub(super) fn matmul<S: Simd, D: Decoder>(
+pub(super) fn matmul<S: Simd, F: Packed>(
     s: S,
     weights: &WeightRows<'_>,
     x: &Int8Rows<'_>,
@@ -186,13 +108,13 @@ pub(super) fn matmul<S: Simd, D: Decoder>(
         let weights = weights.slice(c, LANES.min(out.columns() - c));
         for first in (0..groups).step_by(CHAIN_GROUPS) {
             let count = CHAIN_GROUPS.min(groups - first);
-            D::fill(s, &mut panel, &weights, first, count);
+            panel.fill::<S, F>(s, &weights, first, count);
             let product =
-                Product { panel: &panel, quads: D::QUADS, x, first, count, c, lanes: weights.rows() };
+                Product { panel: &panel, quads: F::QUADS, x, first, count, c, lanes: weights.rows() };
             if S::WIDE {
-                product.rows::<S, D::Format, 8>(s, rows, out);
+                product.rows::<S, F, 8>(s, rows, out);
             } else {
-                product.rows::<S, D::Format, 2>(s, rows, out);
+                product.rows::<S, F, 2>(s, rows, out);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::few_rows::{self, FEW_ROWS};
 use super::packed::Packed;
-use super::panel::{self, ByChain};
+use super::panel;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -34,7 +34,7 @@ pub(super) trait Simd: Copy {
         if rows.len() <= FEW_ROWS {
             few_rows::matmul::<Self, Q>(self, weights, x, rows, out);
         } else {
-            panel::matmul::<Self, ByChain<Q>>(self, weights, x, rows, out);
+            panel::matmul::<Self, Q>(self, weights, x, rows, out);
         }
     }
 
@@ -144,6 +144,37 @@ pub(super) trait Simd: Copy {
     fn sum_quads(self, x: [Self::I; 4]) -> Self::I;
     /// The sums of adjacent lanes of x, then of y.
     fn sum_pairs(self, x: Self::I, y: Self::I) -> Self::I;
+    /// Widens bits of bfloat16.
+    fn load_bf16(self, x: &[u16; 16]) -> Self::F;
+    /// The bytes of eight words, lowest first.
+    fn entries_8(self, x: [u64; 8]) -> Self::B;
+    /// The bytes of sixteen words, lowest first.
+    fn entries_4(self, x: [u32; 16]) -> Self::B;
+    /// Four sign codes of seven bits in each word of 32 bits, lowest first, as four bytes; see [`Simd::high_signs`].
+    fn even_signs(self, x: Self::B) -> Self::B;
+    /// The upper four bits of each word of 32 bits.
+    fn top_nibbles(self, x: Self::B) -> Self::I;
+    /// The upper seven bits of 64 little-endian words of 16 bits, as bytes whose eighth bit makes the number of set bits
+    /// even: eight signs each.
+    fn high_signs(self, x: [&[u8; 64]; 2]) -> Self::B;
+    /// The words of 32 bits at odd places, of the first 64 bytes, then of the second.
+    fn odd_words(self, x: [&[u8; 64]; 2]) -> Self::B;
+    /// Lane `2 i + h` is the sum of lanes `8 h .. 8 h + 8` of `x[i]`.
+    #[inline(always)]
+    fn sum_halves(self, x: [Self::I; 8]) -> Self::I {
+        let [a, b, c, d, e, f, g, h] = x;
+        self.sum_pairs(self.sum_quads([a, b, c, d]), self.sum_quads([e, f, g, h]))
+    }
+    /// In each quarter of 16 bytes pairs of a byte of a and one of b: of the first eight, then of the last eight.
+    fn zip_bytes(self, a: Self::B, b: Self::B) -> [Self::B; 2];
+    /// `-x` in the bytes whose bit of `mask` is set.
+    fn negate_masked(self, x: Self::B, mask: u64) -> Self::B;
+    /// In each quarter of 16 bytes the first eight of a, then the first eight of b; then the last eight of both.
+    fn zip_eights(self, a: Self::B, b: Self::B) -> [Self::B; 2];
+    /// Two bits each: four from every byte, lowest first.
+    fn four_each(self, x: &[u8; 16]) -> Self::B;
+    /// Digits and rests of bytes that are fractions `x / 256` to base 3: `3 x >> 8`, `3 x & 255`.
+    fn ternary(self, x: Self::B) -> [Self::B; 2];
 }
 
 /// Up to 16 values and zeros behind them: what a set without masks loads for "first n".

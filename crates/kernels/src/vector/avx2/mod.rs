@@ -365,14 +365,10 @@ impl Simd for Avx2 {
             out
         }
         fn with_mask(self, x: I, mask: u64, value: u8) -> I {
-            // Byte i of the mask to the eight bytes whose bits it holds.
-            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-            let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let (set, value) = (set_bytes(mask), _mm256_set1_epi8(value as i8));
             let mut out = x;
             for h in 0..2 {
-                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((mask >> (32 * h)) as i32), spread);
-                let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits);
-                out[h] = _mm256_or_si256(x[h], _mm256_and_si256(set, _mm256_set1_epi8(value as i8)));
+                out[h] = _mm256_or_si256(x[h], _mm256_and_si256(set[h], value));
             }
             out
         }
@@ -408,6 +404,166 @@ impl Simd for Avx2 {
             let (x, y) = (_mm256_hadd_epi32(x[0], x[1]), _mm256_hadd_epi32(y[0], y[1]));
             [_mm256_permute4x64_epi64::<0b11_01_10_00>(x), _mm256_permute4x64_epi64::<0b11_01_10_00>(y)]
         }
+        fn load_bf16(self, x: &[u16; 16]) -> F {
+            let x: *const __m128i = x.as_ptr().cast();
+            let mut out = [_mm256_setzero_ps(); 2];
+            for h in 0..2 {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.add(h)));
+                out[h] = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits));
+            }
+            out
+        }
+        fn entries_8(self, x: [u64; 8]) -> I {
+            // As floats, since only those are loaded into the upper half of a register by one instruction.
+            let x = x.map(f64::from_bits);
+            [
+                _mm256_castpd_si256(_mm256_setr_pd(x[0], x[1], x[2], x[3])),
+                _mm256_castpd_si256(_mm256_setr_pd(x[4], x[5], x[6], x[7])),
+            ]
+        }
+        fn entries_4(self, x: [u32; 16]) -> I {
+            let x = x.map(|x| x as i32);
+            [
+                _mm256_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]),
+                _mm256_setr_epi32(x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]),
+            ]
+        }
+        fn negate_masked(self, x: I, mask: u64) -> I {
+            let set = set_bytes(mask);
+            let mut out = x;
+            for h in 0..2 {
+                out[h] = _mm256_sub_epi8(_mm256_xor_si256(x[h], set[h]), set[h]);
+            }
+            out
+        }
+        fn even_signs(self, x: I) -> I {
+            let mut out = x;
+            for h in 0..2 {
+                let mut sevens = _mm256_and_si256(x[h], _mm256_set1_epi32(0x7f));
+                let second = _mm256_and_si256(_mm256_slli_epi32::<1>(x[h]), _mm256_set1_epi32(0x7f00));
+                let third = _mm256_and_si256(_mm256_slli_epi32::<2>(x[h]), _mm256_set1_epi32(0x7f_0000));
+                let fourth = _mm256_and_si256(_mm256_slli_epi32::<3>(x[h]), _mm256_set1_epi32(0x7f00_0000));
+                sevens = _mm256_or_si256(sevens, second);
+                out[h] = with_parity(_mm256_or_si256(sevens, _mm256_or_si256(third, fourth)));
+            }
+            out
+        }
+        fn high_signs(self, x: [&[u8; 64]; 2]) -> I {
+            let mut out = [_mm256_setzero_si256(); 2];
+            for h in 0..2 {
+                let [a, b] = self.load_b(x[h]);
+                let sevens = _mm256_packus_epi16(_mm256_srli_epi16::<9>(a), _mm256_srli_epi16::<9>(b));
+                out[h] = with_parity(_mm256_permute4x64_epi64::<0b11_01_10_00>(sevens));
+            }
+            out
+        }
+        fn odd_words(self, x: [&[u8; 64]; 2]) -> I {
+            let mut out = [_mm256_setzero_si256(); 2];
+            for h in 0..2 {
+                let [a, b] = self.load_b(x[h]);
+                let words = _mm256_shuffle_ps::<0b11_01_11_01>(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+                out[h] = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_castps_si256(words));
+            }
+            out
+        }
+        fn top_nibbles(self, x: I) -> I { [_mm256_srli_epi32::<28>(x[0]), _mm256_srli_epi32::<28>(x[1])] }
+        fn sum_halves(self, x: [I; 8]) -> I {
+            [sum_each_8_i([x[0], x[1], x[2], x[3]]), sum_each_8_i([x[4], x[5], x[6], x[7]])]
+        }
+        fn zip_bytes(self, a: I, b: I) -> [I; 2] {
+            [
+                [_mm256_unpacklo_epi8(a[0], b[0]), _mm256_unpacklo_epi8(a[1], b[1])],
+                [_mm256_unpackhi_epi8(a[0], b[0]), _mm256_unpackhi_epi8(a[1], b[1])],
+            ]
+        }
+        fn zip_eights(self, a: I, b: I) -> [I; 2] {
+            [
+                [_mm256_unpacklo_epi64(a[0], b[0]), _mm256_unpacklo_epi64(a[1], b[1])],
+                [_mm256_unpackhi_epi64(a[0], b[0]), _mm256_unpackhi_epi64(a[1], b[1])],
+            ]
+        }
+        fn four_each(self, x: &[u8; 16]) -> I {
+            let mut out = [_mm256_setzero_si256(); 2];
+            for h in 0..2 {
+                let x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().add(8 * h).cast()));
+                // Bits 4, 5 to 16; then 2, 3 to 8 and 6, 7 to 24.
+                let x = _mm256_or_si256(x, _mm256_slli_epi32::<12>(x));
+                let x = _mm256_or_si256(x, _mm256_slli_epi32::<6>(x));
+                out[h] = _mm256_and_si256(x, _mm256_set1_epi8(3));
+            }
+            out
+        }
+        fn ternary(self, x: I) -> [I; 2] {
+            let mut out = [x; 2];
+            for h in 0..2 {
+                // 3 x reaches 256 at 86, 512 at 171.
+                let one = _mm256_cmpeq_epi8(_mm256_max_epu8(x[h], _mm256_set1_epi8(86)), x[h]);
+                let two = _mm256_cmpeq_epi8(_mm256_max_epu8(x[h], _mm256_set1_epi8(171u8 as i8)), x[h]);
+                out[0][h] = _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(one, two));
+                out[1][h] = _mm256_add_epi8(x[h], _mm256_add_epi8(x[h], x[h]));
+            }
+            out
+        }
+    }
+}
+
+/// All bits of the bytes whose bit of the mask is set.
+///
+/// # Safety
+///
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn set_bytes(mask: u64) -> I {
+    // SAFETY: AVX2, as the caller promises.
+    unsafe {
+        // Byte i of the mask to the eight bytes whose bits it holds.
+        let spread =
+            _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+        let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        let mut out = [bits; 2];
+        for h in 0..2 {
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((mask >> (32 * h)) as i32), spread);
+            out[h] = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits);
+        }
+        out
+    }
+}
+
+/// Bytes below 128, with the eighth bit set where the number of set bits was odd.
+///
+/// # Safety
+///
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn with_parity(x: __m256i) -> __m256i {
+    // SAFETY: AVX2, as the caller promises.
+    unsafe {
+        // Shifts cross bytes, but bit 0 takes in only its own.
+        let parity = _mm256_xor_si256(x, _mm256_srli_epi16::<4>(x));
+        let parity = _mm256_xor_si256(parity, _mm256_srli_epi16::<2>(parity));
+        let parity = _mm256_xor_si256(parity, _mm256_srli_epi16::<1>(parity));
+        let eighth = _mm256_and_si256(_mm256_slli_epi16::<7>(parity), _mm256_set1_epi8(-128));
+        _mm256_or_si256(x, eighth)
+    }
+}
+
+/// Lane `2 i + h` is the sum of `x[i][h]`.
+///
+/// # Safety
+///
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn sum_each_8_i(x: [I; 4]) -> __m256i {
+    // SAFETY: AVX2, as the caller promises.
+    unsafe {
+        // The halves of four[i] belong to register i of the eight and to register 4 + i.
+        let mut four = [_mm256_setzero_si256(); 4];
+        for i in 0..4 {
+            let (a, b) = (x[i / 2][i % 2], x[2 + i / 2][i % 2]);
+            let (same, crossed) = (_mm256_blend_epi32::<0xf0>(a, b), _mm256_permute2x128_si256::<0x21>(a, b));
+            four[i] = _mm256_add_epi32(same, crossed);
+        }
+        _mm256_hadd_epi32(_mm256_hadd_epi32(four[0], four[1]), _mm256_hadd_epi32(four[2], four[3]))
     }
 }
 

@@ -8,12 +8,12 @@ use std::marker::PhantomData;
 
 use gguf::TensorType;
 
-use super::words::{Codes, GROUP_WORDS, Heads, Rows, Sink, unpack};
+use super::words::{Codes, GROUP_WORDS, Heads, Rows, Sink, block_of, reads_words, unpack};
 use super::{Avx2, F, I, operations};
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
-use crate::vector::few_rows::add_chain;
+use crate::vector::few_rows::{self, FEW_ROWS, add_chain};
 use crate::vector::matmul_int8::{CHAIN_GROUPS, LANES, Shape};
 use crate::vector::packed::Packed;
 use crate::vector::simd::Simd;
@@ -50,10 +50,11 @@ impl Avx2 {
 
 /// Words whose sums of pairs of products fit 16 bits together, each at most twice 127 times the largest code.
 const fn words_in_16_bits<Q: Shape>() -> usize {
+    use TensorType::*;
     match Q::TYPE {
         _ if Q::SIGNED => 1,
-        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4_K | TensorType::Q2_K | TensorType::Q3_K => 8,
-        TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5_K => 4,
+        Q4_0 | Q4_1 | Q4_K | Q2_K | Q3_K | Q2_0 | Q1_0 | TQ1_0 | TQ2_0 => 8,
+        Q5_0 | Q5_1 | Q5_K | MXFP4 | NVFP4 | IQ1_S | IQ1_M => 4,
         // At most 63; see [`Shape::OFFSET`].
         _ => 2,
     }
@@ -69,6 +70,9 @@ pub(super) fn matmul<Q: Packed>(
     out: &mut Tile<'_>,
 ) {
     assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
+    if !const { reads_words(Q::TYPE) } && rows.len() <= FEW_ROWS {
+        return few_rows::matmul::<Avx2, Q>(s, weights, x, rows, out);
+    }
     let zero = s.splat_i(0);
     let mut heads = Heads {
         d: [[s.splat(0.0); 2]; CHAIN_GROUPS],
@@ -220,12 +224,6 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The block of a group.
-#[inline(always)]
-fn block_of<Q: Shape>(g: usize) -> usize {
-    g / (Q::BLOCK_VALUES / GROUP_VALUES)
-}
-
 /// The integer scale of each half of a group.
 #[inline(always)]
 fn scales<Q: Shape>(s: Avx2, heads: &Heads, g: usize) -> [I; 2] {
@@ -243,9 +241,14 @@ fn add_terms<Q: Shape>(s: Avx2, heads: &Heads, g: usize, chain: &Chain<'_>, sums
     let b = block_of::<Q>(g);
     let d_a = s.splat(chain.d[g]);
     if Q::FLOAT_SCALE_PER_16 {
-        // Such a scale belongs to a half of a group.
-        let acc = s.add(acc, s.mul(s.to_f(sums[0]), s.mul(heads.d[g][0], d_a)));
-        return s.add(acc, s.mul(s.to_f(sums[1]), s.mul(heads.d[g][1], d_a)));
+        // Codes with an offset have none of their own for each half, so it is taken from the sums of each.
+        let mut acc = acc;
+        for h in 0..2 {
+            let offset = s.splat_i(Q::OFFSET.unwrap_or(0) * i32::from(chain.sums[g][h]));
+            let sum = s.sub_i(sums[h], offset);
+            acc = s.add(acc, s.mul(s.to_f(sum), s.mul(heads.d[b][h], d_a)));
+        }
+        return acc;
     }
     let [sum, _] = sums;
     let d = s.mul(heads.d[b][0], d_a);

@@ -14,7 +14,7 @@ use crate::GROUP_VALUES;
 use crate::quant::codebooks::IQ4_NL_VALUES;
 use crate::vector::matmul_int8::{CHAIN_GROUPS, LANES, Shape};
 use crate::vector::packed::{Packed, chain_scales};
-use crate::vector::panel::transposed_f16;
+use crate::vector::panel::transposed;
 use crate::vector::simd::Simd;
 
 /// Words of four codes in a group.
@@ -266,6 +266,18 @@ pub(super) fn unpack<Q: Packed, K: Sink>(
         TensorType::IQ4_XS => blocks!(iq4_xs),
         _ => by_row::<Q, K>(s, rows, count, heads, sink),
     }
+}
+
+/// Where the heads of a group lie that are those of its block. Where halves have float scales a group is its own block.
+#[inline(always)]
+pub(super) fn block_of<Q: Shape>(g: usize) -> usize {
+    if Q::FLOAT_SCALE_PER_16 { g } else { g / (Q::BLOCK_VALUES / GROUP_VALUES) }
+}
+
+/// Whether blocks of this type are transposed before they are unpacked.
+pub(super) const fn reads_words(dtype: TensorType) -> bool {
+    use TensorType::*;
+    matches!(dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_NL | IQ4_XS)
 }
 
 /// The scale of a block of one group, and its minimum.
@@ -529,16 +541,16 @@ fn iq4_xs<K: Sink>(s: Avx2, rows: &Rows<'_>, at: usize, b: usize, heads: &mut He
 #[inline(always)]
 fn by_row<Q: Packed, K: Sink>(s: Avx2, rows: &Rows<'_>, count: usize, heads: &mut Heads, sink: &mut K) {
     let mut codes = [[[0u8; 64]; LANES]; GROUP_WORDS];
-    let (mut d, mut min) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
+    let (mut d, mut second) = ([[0u16; CHAIN_GROUPS]; LANES], [[0u16; CHAIN_GROUPS]; LANES]);
     let mut numbers = [[[0i16; 2 * LANES]; 3]; CHAIN_GROUPS];
     for lane in 0..LANES {
         let chain = rows.row(lane);
         for (vector, codes) in Q::codes(s, chain, count, CHAIN_GROUPS).into_iter().zip(&mut codes) {
             s.store_b(vector, &mut codes[lane]);
         }
-        chain_scales::<Q>(chain, count, &mut d[lane], &mut min[lane]);
+        chain_scales::<Q>(chain, count, &mut d[lane], &mut second[lane]);
         if Q::SCALES > 0 {
-            let integers = Q::integers(chain);
+            let integers = Q::integers(s, chain);
             for g in 0..count {
                 for h in 0..2 {
                     // One array of sixteen groups, or one for each block.
@@ -553,11 +565,11 @@ fn by_row<Q: Packed, K: Sink>(s: Avx2, rows: &Rows<'_>, count: usize, heads: &mu
             }
         }
     }
-    let (d, min) = (transposed_f16(s, &d), transposed_f16(s, &min));
-    let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
+    let (d, second) = (transposed::<Avx2, Q>(s, &d), transposed::<Avx2, Q>(s, &second));
     for g in 0..count {
-        heads.d[g / block_groups][0] = d[g];
-        heads.min[g / block_groups] = min[g];
+        let b = block_of::<Q>(g);
+        heads.d[b] = [d[g], second[g]];
+        heads.min[b] = second[g];
         if Q::SCALES > 0 {
             heads.scales[g] = [s.load_16(&numbers[g][0]), s.load_16(&numbers[g][1])];
             heads.pairs[g] = s.load_16(&numbers[g][2]);
