@@ -53,7 +53,15 @@ pub(super) trait Simd: Copy {
     /// The sum in the definition's order: lanes `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self, x: Self::F) -> f32;
     /// Lane i is `sum(x[i])`.
-    fn sum_each(self, x: &[Self::F; 16]) -> Self::F;
+    #[inline(always)]
+    fn sum_each(self, x: &[Self::F; 16]) -> Self::F {
+        let mut halves = [x[0]; 8];
+        for i in 0..8 {
+            let first = i / 4 * 8 + i % 4;
+            halves[i] = self.add_halves(x[first], x[first + 4]);
+        }
+        self.sum_each_half(&halves)
+    }
     /// The largest lane; no lane is NaN.
     fn max_lane(self, x: Self::F) -> f32;
 
@@ -122,4 +130,9 @@ pub(super) trait Simd: Copy {
     fn sum_quads(self, x: [Self::I; 4]) -> Self::I;
     /// The sums of adjacent lanes of x, then of y.
     fn sum_pairs(self, x: Self::I, y: Self::I) -> Self::I;
+
+    /// Lanes `l` and `l + 8` of a added, then those of b: the first step of [`Simd::sum`] for both.
+    fn add_halves(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The other steps of [`Simd::sum`]. The halves of `x[i]` give lanes i and i + 4, from `x[4]` on i + 4 and i + 8.
+    fn sum_each_half(self, x: &[Self::F; 8]) -> Self::F;
 }
