@@ -94,8 +94,8 @@ fn a_state_grows_by_partitions_of_cells() {
 /// Values `first..first + len` of a block, widened.
 fn values(block: &CellBlock, range: std::ops::Range<usize>) -> Vec<f32> {
     match block.cells(range) {
-        kernels::table::Cells::F32(values) => values.to_vec(),
-        kernels::table::Cells::F16(_) => panic!("read in F32"),
+        kernels::Cells::F32(values) => values.to_vec(),
+        _ => panic!("read in F32"),
     }
 }
 

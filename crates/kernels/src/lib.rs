@@ -7,10 +7,12 @@
 //! * [`isa`] says what this CPU can run; holding a [`Kernels`] for an instruction set proves that it can.
 //! * [`table`] is the one place where a kernel is chosen, once, by (operation, tensor type, instruction set).
 //! * [`quant`] knows the block formats of GGUF files: exact decoding and the integer view that products use.
+//! * [`attention`] says what the kernels of attention take and give.
 //! * [`tile`] hands disjoint parts of one output matrix to several threads.
 //!
 //! No threads here, no allocation on the hot path, no knowledge of models.
 
+pub mod attention;
 pub mod isa;
 pub mod math;
 mod peak;
@@ -23,6 +25,7 @@ pub mod tile;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
+pub use attention::{Attended, Cells, Partition, Queries, Seen};
 pub use isa::Isa;
 pub use quant::{CHAIN_VALUES, GROUP_VALUES};
 pub use table::{Int8Rows, Int8RowsMut, Kernels, WeightRows};

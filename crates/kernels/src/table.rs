@@ -5,9 +5,10 @@
 
 use gguf::TensorType;
 
+use crate::attention::{Attended, Cells, Partition, Queries};
 use crate::isa::Isa;
 use crate::tile::Tile;
-use crate::{GROUP_VALUES, PARTITION_CELLS, quant, scalar};
+use crate::{GROUP_VALUES, quant, scalar};
 
 /// Consecutive rows of a weight matrix, as they lie in the file.
 #[derive(Clone, Copy)]
@@ -88,30 +89,6 @@ pub struct Int8RowsMut<'a> {
     pub sum16: &'a mut [i16],
 }
 
-/// Rows of cached keys or values in a cache's element type.
-#[derive(Clone, Copy)]
-pub enum Cells<'a> {
-    /// IEEE single precision.
-    F32(&'a [f32]),
-    /// Bits of IEEE half precision.
-    F16(&'a [u16]),
-}
-
-impl Cells<'_> {
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        match self {
-            Cells::F32(cells) => cells.len(),
-            Cells::F16(cells) => cells.len(),
-        }
-    }
-
-    /// True without values.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
 pub(crate) type MatmulFloat = fn(&WeightRows<'_>, &[f32], &[u32], &mut Tile<'_>);
 pub(crate) type MatmulInt8 = fn(&WeightRows<'_>, &Int8Rows<'_>, &[u32], &mut Tile<'_>);
 type DeltaQuery<'a> = Option<(&'a [f32], f32, &'a mut [f32])>;
@@ -135,9 +112,8 @@ pub(crate) struct Functions {
     pub mix_streams: fn(&[f32], &[f32], &mut [f32]),
     pub apply_rope_halves: fn(&mut [f32], &[f32], &[f32]),
     pub apply_rope_adjacent: fn(&mut [f32], &[f32], &[f32]),
-    pub score_keys: fn(&[f32], Cells<'_>, f32, &mut [f32]),
-    pub softmax_partition: fn(&mut [f32]) -> (f32, f32),
-    pub accumulate_values: fn(&[f32], Cells<'_>, &mut [f32]),
+    pub attend_partition: fn(&Queries<'_>, f32, &Partition<'_>, &mut Attended),
+    pub score_blocks: fn(&Queries<'_>, Cells<'_>, &mut [f32], &mut Attended),
     pub merge_partition: fn((f32, f32), &mut [f32], (f32, f32), &[f32]) -> (f32, f32),
     pub convolve: fn(&[&[f32]], &[f32], &mut [f32]),
     pub delta_step: fn(&mut [f32], &[f32], &[f32], f32, f32, DeltaQuery<'_>),
@@ -162,9 +138,8 @@ pub(crate) const SCALAR: Functions = Functions {
     mix_streams: scalar::mix_streams,
     apply_rope_halves: scalar::apply_rope_halves,
     apply_rope_adjacent: scalar::apply_rope_adjacent,
-    score_keys: scalar::score_keys,
-    softmax_partition: scalar::softmax_partition,
-    accumulate_values: scalar::accumulate_values,
+    attend_partition: scalar::attend_partition,
+    score_blocks: scalar::score_blocks,
     merge_partition: scalar::merge_partition,
     convolve: scalar::convolve,
     delta_step: scalar::delta_step,
@@ -342,22 +317,31 @@ impl Kernels {
         (self.f.apply_rope_adjacent)(x, cos, sin);
     }
 
-    /// See [`scalar::score_keys`].
-    pub fn score_keys(&self, q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32]) {
-        assert!(scores.len() <= PARTITION_CELLS && keys.len() == scores.len() * q.len());
-        (self.f.score_keys)(q, keys, scale, scores);
+    /// See [`scalar::attend_partition`].
+    pub fn attend_partition(
+        &self,
+        queries: &Queries<'_>,
+        scale: f32,
+        partition: &Partition<'_>,
+        out: &mut Attended,
+    ) {
+        queries.assert_shape();
+        partition.assert_shape(queries);
+        (self.f.attend_partition)(queries, scale, partition, out);
     }
 
-    /// See [`scalar::softmax_partition`].
-    pub fn softmax_partition(&self, scores: &mut [f32]) -> (f32, f32) {
-        assert!(scores.len() <= PARTITION_CELLS);
-        (self.f.softmax_partition)(scores)
-    }
-
-    /// See [`scalar::accumulate_values`].
-    pub fn accumulate_values(&self, weights: &[f32], values: Cells<'_>, sum: &mut [f32]) {
-        assert!(weights.len() <= PARTITION_CELLS && values.len() == weights.len() * sum.len());
-        (self.f.accumulate_values)(weights, values, sum);
+    /// See [`scalar::score_blocks`].
+    pub fn score_blocks(
+        &self,
+        queries: &Queries<'_>,
+        keys: Cells<'_>,
+        scores: &mut [f32],
+        room: &mut Attended,
+    ) {
+        queries.assert_shape();
+        assert!(keys.are_cells_of(queries.head_dim) && scores.len().is_multiple_of(queries.rows));
+        assert_eq!(keys.len(), scores.len() / queries.rows * queries.head_dim);
+        (self.f.score_blocks)(queries, keys, scores, room);
     }
 
     /// See [`scalar::merge_partition`].

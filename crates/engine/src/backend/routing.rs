@@ -112,22 +112,32 @@ pub struct Selection {
 
 impl Selection {
     /// The blocks of `block_cells` cells with the `kept` best scores (the lower block first among equals), and the
-    /// cells behind the last complete block up to `visible`.
-    pub fn best_blocks(scores: &[f32], kept: usize, block_cells: usize, visible: usize) -> Selection {
-        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-        if kept < order.len() {
-            order.select_nth_unstable_by(kept, |&a, &b| {
-                scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
-            });
-            order.truncate(kept);
-            order.sort_unstable();
-        }
+    /// cells behind the last complete block up to `visible`. `room` is overwritten.
+    pub fn best_blocks(
+        scores: &[f32],
+        kept: usize,
+        block_cells: usize,
+        visible: usize,
+        room: &mut Vec<i32>,
+    ) -> Selection {
         let mut selection = Selection::default();
-        for block in order {
-            let first = block * block_cells as u32;
-            selection.push(first, first + block_cells as u32);
-        }
         let tail = (scores.len() * block_cells) as u32;
+        if kept < scores.len() {
+            room.clear();
+            room.extend(scores.iter().map(|&score| total_order(score)));
+            let (_, &mut least, better) = room.select_nth_unstable(scores.len() - kept);
+            let mut equals = 1 + better.iter().filter(|&&key| key == least).count();
+            for (block, &score) in scores.iter().enumerate() {
+                let key = total_order(score);
+                if key > least || key == least && equals > 0 {
+                    equals -= usize::from(key == least);
+                    let first = (block * block_cells) as u32;
+                    selection.push(first, first + block_cells as u32);
+                }
+            }
+        } else if tail > 0 {
+            selection.push(0, tail);
+        }
         if (tail as usize) < visible {
             selection.push(tail, visible as u32);
         }
@@ -149,6 +159,12 @@ impl Selection {
             .take_while(move |&&(f, _)| (f as usize) < end)
             .map(move |&(f, e)| ((f as usize).max(first), (e as usize).min(end)))
     }
+}
+
+/// An integer for each f32, in the order of [`f32::total_cmp`].
+fn total_order(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    bits ^ ((bits >> 31) as u32 >> 1) as i32
 }
 
 #[cfg(test)]
@@ -177,7 +193,7 @@ mod tests {
 
     #[test]
     fn equal_scores_go_to_the_lower_block() {
-        let selection = Selection::best_blocks(&[0.0, 3.0, 0.0, 0.0, 5.0], 3, 4, 22);
+        let selection = Selection::best_blocks(&[0.0, 3.0, 0.0, 0.0, 5.0], 3, 4, 22, &mut Vec::new());
         assert_eq!(selection.runs, [(0, 8), (16, 22)]);
         assert_eq!(selection.within(4, 18).collect::<Vec<_>>(), [(4, 8), (16, 18)]);
         assert_eq!(selection.within(8, 16).count(), 0);

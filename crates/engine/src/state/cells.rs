@@ -1,7 +1,6 @@
 //! Blocks of cached keys and values.
 
-use kernels::table::Cells;
-use kernels::{Kernels, PARTITION_CELLS};
+use kernels::{Cells, Kernels, PARTITION_CELLS};
 use sys::arena::Lease;
 
 use crate::models::AttentionSpec;

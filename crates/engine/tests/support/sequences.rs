@@ -8,8 +8,8 @@ use engine::models::ModelSpec;
 use engine::stage::Stage;
 use engine::state::{State, TailSlot};
 use engine::window::{Input, Row, Span, Window};
+use kernels::Cells;
 use kernels::PARTITION_CELLS;
-use kernels::table::Cells;
 
 /// SplitMix64 (Steele, Lea and Flood 2014): the same numbers from the same seed on every machine.
 pub struct Random(u64);
@@ -234,6 +234,7 @@ pub fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
                 match block.cells(range) {
                     Cells::F32(values) => found.extend(values.iter().map(|v| v.to_bits())),
                     Cells::F16(values) => found.extend(values.iter().map(|&v| u32::from(v))),
+                    Cells::Int8 { .. } => panic!("no cache in int8 yet"),
                 }
             }
         }

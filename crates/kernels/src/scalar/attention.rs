@@ -3,29 +3,74 @@
 //! A query attends partition by partition in ascending order. Within a partition: scores, then [`softmax_partition`],
 //! then [`accumulate_values`] from zeros; [`merge_partition`] folds the result into what came before (the online softmax
 //! of Milakov and Gimelshein 2018, at fixed places). The output is `accumulated * (1 / sum)`.
+//!
+//! Keys and values count as what they are in f32: half precision widens exactly, and an int8 code with its scale is the
+//! product `code * scale`, rounded once.
 
 use super::reduce::{LANES, dot, sum_lanes};
-use crate::math;
+use crate::attention::{Attended, Cells, Partition, Queries, SCALE_VALUES, Seen};
 use crate::quant::f16_to_f32;
-use crate::table::Cells;
+use crate::{PARTITION_CELLS, math};
 
-/// `scores[j] = dot(q, key_j) * scale` for the cells of one partition; keys widen to f32 exactly.
+/// What each query gets out of a partition: its largest score, the sum of its weights and the weighted sum of values.
 ///
-/// `keys` holds `scores.len()` rows of `q.len()` values.
+/// A cell that a query does not see has score -infinity. A row that sees no cell is left out: `(-infinity, 0)` and zeros.
+pub fn attend_partition(queries: &Queries<'_>, scale: f32, partition: &Partition<'_>, out: &mut Attended) {
+    let width = queries.head_dim;
+    out.set_shape(queries.len(), width, 0);
+    for i in 0..queries.len() {
+        let mut scores = [f32::NEG_INFINITY; PARTITION_CELLS];
+        let scores = &mut scores[..partition.end()];
+        let mut seen = vec![false; scores.len()];
+        match partition.seen {
+            Seen::First(counts) => seen[..usize::from(counts[i / queries.heads])].fill(true),
+            Seen::Listed(cells) => cells.iter().for_each(|&cell| seen[usize::from(cell)] = true),
+        }
+        out.max_sum[i] = (f32::NEG_INFINITY, 0.0);
+        out.values_mut(i).fill(0.0);
+        if !seen.contains(&true) {
+            continue;
+        }
+        score_keys(queries.query(i), partition.keys, scale, scores);
+        for (score, seen) in scores.iter_mut().zip(seen) {
+            *score = if seen { *score } else { f32::NEG_INFINITY };
+        }
+        out.max_sum[i] = softmax_partition(scores);
+        accumulate_values(scores, partition.values, out.values_mut(i));
+    }
+}
+
+/// Scores of pooled keys for each row: `scores[row][j] = sum_h max(0, dot(q_h, key_j))`, heads ascending from +0; a NaN
+/// stays one.
+///
+/// `keys` holds rows of `head_dim` values, as many as a row has scores.
+pub fn score_blocks(queries: &Queries<'_>, keys: Cells<'_>, scores: &mut [f32], _: &mut Attended) {
+    let blocks = scores.len() / queries.rows;
+    let mut dots = vec![0.0; blocks];
+    scores.fill(0.0);
+    for i in 0..queries.len() {
+        score_keys(queries.query(i), keys, 1.0, &mut dots);
+        for (score, &dot) in scores[i / queries.heads * blocks..][..blocks].iter_mut().zip(&dots) {
+            *score += if dot < 0.0 { 0.0 } else { dot };
+        }
+    }
+}
+
+/// `scores[j] = dot(q, key_j) * scale`.
+///
+/// `keys` holds rows of `q.len()` values, at least as many as there are scores.
 pub fn score_keys(q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32]) {
-    let width = q.len();
-    assert_eq!(keys.len(), scores.len() * width);
-    let mut key = vec![0.0; width];
+    let mut key = vec![0.0; q.len()];
     for (j, score) in scores.iter_mut().enumerate() {
-        widen(keys, j * width, &mut key);
+        widen(keys, j, &mut key);
         *score = dot(q, &key) * scale;
     }
 }
 
-/// Turns scores into weights: `m = max(scores)` (starting from -infinity, ascending, NaN never chosen), then
-/// `scores[j] = exp(scores[j] - m)`; returns `(m, sum)`, the sum in sixteen lanes by `j % 16`.
+/// Turns scores into weights: `m = max(scores)` (starting from -infinity, NaN never chosen, a zero of either sign counts
+/// as +0), then `scores[j] = exp(scores[j] - m)`; returns `(m, sum)`, the sum in sixteen lanes by `j % 16`.
 ///
-/// A cell that must not be seen has score -infinity. At least one cell is seen.
+/// At least one score is that of a cell that is seen.
 pub fn softmax_partition(scores: &mut [f32]) -> (f32, f32) {
     let mut max = f32::NEG_INFINITY;
     for &score in scores.iter() {
@@ -33,6 +78,7 @@ pub fn softmax_partition(scores: &mut [f32]) -> (f32, f32) {
             max = score;
         }
     }
+    max += 0.0;
     let mut lanes = [0.0; LANES];
     for (j, score) in scores.iter_mut().enumerate() {
         *score = math::exp(*score - max);
@@ -43,17 +89,15 @@ pub fn softmax_partition(scores: &mut [f32]) -> (f32, f32) {
 
 /// `sum[c] = fma(weights[j], value_j[c], sum[c])` over cells j ascending; cells of weight 0 are passed over.
 ///
-/// `values` holds `weights.len()` rows of `sum.len()` values.
+/// `values` holds rows of `sum.len()` values, at least as many as there are weights.
 pub fn accumulate_values(weights: &[f32], values: Cells<'_>, sum: &mut [f32]) {
-    let width = sum.len();
-    assert_eq!(values.len(), weights.len() * width);
-    let mut value = vec![0.0; width];
+    let mut value = vec![0.0; sum.len()];
     for (j, &weight) in weights.iter().enumerate() {
         if weight == 0.0 {
             continue;
         }
-        widen(values, j * width, &mut value);
-        for c in 0..width {
+        widen(values, j, &mut value);
+        for c in 0..sum.len() {
             sum[c] = weight.mul_add(value[c], sum[c]);
         }
     }
@@ -77,12 +121,23 @@ pub fn merge_partition(
     (max, later.1.mul_add(f1, running.1 * f0))
 }
 
-fn widen(cells: Cells<'_>, first: usize, out: &mut [f32]) {
+/// Cell `cell` of cells of `out.len()` values in single precision.
+pub(crate) fn widen(cells: Cells<'_>, cell: usize, out: &mut [f32]) {
+    let width = out.len();
     match cells {
-        Cells::F32(cells) => out.copy_from_slice(&cells[first..first + out.len()]),
+        Cells::F32(cells) => out.copy_from_slice(&cells[cell * width..][..width]),
         Cells::F16(cells) => {
-            for (value, &bits) in out.iter_mut().zip(&cells[first..]) {
+            for (value, &bits) in out.iter_mut().zip(&cells[cell * width..][..width]) {
                 *value = f16_to_f32(bits);
+            }
+        }
+        Cells::Int8 { codes, scales } => {
+            let scales = &scales[cell * width.div_ceil(SCALE_VALUES)..];
+            let groups = codes[cell * width..][..width].chunks(SCALE_VALUES);
+            for ((out, codes), scale) in out.chunks_mut(SCALE_VALUES).zip(groups).zip(scales) {
+                for (value, &code) in out.iter_mut().zip(codes) {
+                    *value = f32::from(code) * scale;
+                }
             }
         }
     }

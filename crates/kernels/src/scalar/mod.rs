@@ -9,7 +9,11 @@ mod matmul;
 mod recurrent;
 mod reduce;
 
-pub use attention::{accumulate_values, merge_partition, score_keys, softmax_partition};
+#[cfg(test)]
+pub(crate) use attention::widen;
+pub use attention::{
+    accumulate_values, attend_partition, merge_partition, score_blocks, score_keys, softmax_partition,
+};
 pub use elementwise::{
     add, add_scaled, apply_rope_adjacent, apply_rope_halves, mix_streams, multiply_sigmoid, multiply_silu,
     sigmoid, silu, silu_multiply,

@@ -1,19 +1,32 @@
 //! See `scalar::attention`.
+//!
+//! Queries are worked on a few at a time against a chunk of cells that the first-level cache holds, so that each vector of
+//! a key or value is loaded once for all queries of a tile. Half precision is widened as it is loaded: there are units to
+//! spare beside those that multiply.
 
-use super::elementwise::{exp_differences, zip};
+use std::ops::Range;
+
+use super::elementwise::{exp, exp_differences, zip};
 use super::simd::Simd;
-use crate::math;
-use crate::table::Cells;
+use crate::PARTITION_CELLS;
+use crate::attention::{Attended, Cells, LINE, Partition, Queries, SCALE_VALUES, Seen};
 
-/// An element type of a cache.
+/// Scores of a query in `Attended::weights`.
+const SCORE_LINES: usize = PARTITION_CELLS / LINE;
+/// Lines of widened cells: half of a first-level cache.
+const CHUNK_LINES: usize = 256;
+/// Most queries of a tile of scores.
+const TILE_QUERIES_MAX: usize = 4;
+
+/// An element type of a cache that tiles load as it is.
 trait Cell: Copy {
-    fn load<S: Simd>(s: S, x: &[Self; 16]) -> S::F;
+    fn load<S: Simd>(s: S, x: &[Self; LINE]) -> S::F;
     fn load_first<S: Simd>(s: S, x: &[Self]) -> S::F;
 }
 
 impl Cell for f32 {
     #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32; 16]) -> S::F {
+    fn load<S: Simd>(s: S, x: &[f32; LINE]) -> S::F {
         s.load(x)
     }
     #[inline(always)]
@@ -24,7 +37,7 @@ impl Cell for f32 {
 
 impl Cell for u16 {
     #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[u16; 16]) -> S::F {
+    fn load<S: Simd>(s: S, x: &[u16; LINE]) -> S::F {
         s.load_f16(x)
     }
     #[inline(always)]
@@ -34,148 +47,543 @@ impl Cell for u16 {
 }
 
 #[inline(always)]
-pub(super) fn score_keys<S: Simd>(s: S, q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32]) {
-    match keys {
-        Cells::F32(keys) => score(s, q, keys, scale, scores),
-        Cells::F16(keys) => score(s, q, keys, scale, scores),
-    }
-}
-
-#[inline(always)]
-fn score<S: Simd, C: Cell>(s: S, q: &[f32], keys: &[C], scale: f32, scores: &mut [f32]) {
-    let width = q.len();
-    assert_eq!(keys.len(), scores.len() * width);
-    let scale = s.splat(scale);
-    let (blocks, rest) = scores.as_chunks_mut::<16>();
-    for (b, out) in blocks.iter_mut().enumerate() {
-        let keys = &keys[16 * b * width..][..16 * width];
-        let mut sums = [s.splat(0.0); 16];
-        if S::WIDE {
-            sums = key_sums(s, q, keys);
-        } else {
-            for i in (0..16).step_by(4) {
-                sums[i..i + 4].copy_from_slice(&key_sums::<S, C, 4>(s, q, &keys[i * width..][..4 * width]));
-            }
-        }
-        s.store(s.mul(s.sum_each(&sums), scale), out);
-    }
-    if !rest.is_empty() {
-        let keys = &keys[16 * blocks.len() * width..];
-        let mut sums = [s.splat(0.0); 16];
-        for i in 0..rest.len() {
-            [sums[i]] = key_sums(s, q, &keys[i * width..][..width]);
-        }
-        s.store_first(s.mul(s.sum_each(&sums), scale), rest);
-    }
-}
-
-/// The sixteen lanes of each of N products of `q` with a key.
-#[inline(always)]
-fn key_sums<S: Simd, C: Cell, const N: usize>(s: S, q: &[f32], keys: &[C]) -> [S::F; N] {
-    let width = q.len();
-    assert_eq!(keys.len(), N * width);
-    let mut sums = [s.splat(0.0); N];
-    let (q, q_rest) = q.as_chunks::<16>();
-    for (k, q) in q.iter().enumerate() {
-        let q = s.load(q);
-        for i in 0..N {
-            let key = keys[i * width + 16 * k..].first_chunk().expect("a key has as many values as q");
-            sums[i] = s.fma(q, C::load(s, key), sums[i]);
-        }
-    }
-    if !q_rest.is_empty() {
-        let rest = q_rest.len();
-        for i in 0..N {
-            let key = C::load_first(s, &keys[(i + 1) * width - rest..][..rest]);
-            sums[i] = s.fma_first(rest, s.load_first(q_rest), key, sums[i]);
-        }
-    }
-    sums
-}
-
-#[inline(always)]
-pub(super) fn softmax_partition<S: Simd>(s: S, scores: &mut [f32]) -> (f32, f32) {
-    let mut max = s.splat(f32::NEG_INFINITY);
-    let (whole, rest) = scores.as_chunks();
-    for x in whole {
-        max = s.max(s.load(x), max);
-    }
-    let mut max = s.max_lane(max);
-    for &x in rest {
-        if x > max {
-            max = x;
-        }
-    }
-    if max == 0.0 {
-        // Zeros of both signs compare equal; the definition keeps the first.
-        max = *scores.iter().find(|&&x| x == 0.0).expect("the maximum is one of the scores");
-    }
-    let sums = exp_differences(s, scores, max);
-    (max, s.sum(sums))
-}
-
-#[inline(always)]
-pub(super) fn accumulate_values<S: Simd>(s: S, weights: &[f32], values: Cells<'_>, sum: &mut [f32]) {
-    match values {
-        Cells::F32(values) => accumulate(s, weights, values, sum),
-        Cells::F16(values) => accumulate(s, weights, values, sum),
-    }
-}
-
-#[inline(always)]
-fn accumulate<S: Simd, C: Cell>(s: S, weights: &[f32], values: &[C], sum: &mut [f32]) {
-    let width = sum.len();
-    assert_eq!(values.len(), weights.len() * width);
-    let (wide, rest) = sum.as_chunks_mut::<64>();
-    let mut column = 0;
-    for sum in wide {
-        accumulate_columns::<S, C, 4>(s, weights, values, width, column, sum);
-        column += 64;
-    }
-    let (single, rest) = rest.as_chunks_mut::<16>();
-    for sum in single {
-        accumulate_columns::<S, C, 1>(s, weights, values, width, column, sum);
-        column += 16;
-    }
-    if !rest.is_empty() {
-        let mut acc = s.load_first(rest);
-        for (j, &weight) in weights.iter().enumerate() {
-            if weight != 0.0 {
-                let value = C::load_first(s, &values[j * width + column..][..rest.len()]);
-                acc = s.fma(s.splat(weight), value, acc);
-            }
-        }
-        s.store_first(acc, rest);
-    }
-}
-
-/// Columns `column .. column + 16 N`; `sum` has 16 N values.
-#[inline(always)]
-fn accumulate_columns<S: Simd, C: Cell, const N: usize>(
+pub(super) fn attend_partition<S: Simd>(
     s: S,
-    weights: &[f32],
-    values: &[C],
-    width: usize,
-    column: usize,
-    sum: &mut [f32],
+    queries: &Queries<'_>,
+    scale: f32,
+    partition: &Partition<'_>,
+    out: &mut Attended,
 ) {
-    let (sum, _) = sum.as_chunks_mut::<16>();
-    let mut acc = [s.splat(0.0); N];
-    for n in 0..N {
-        acc[n] = s.load(&sum[n]);
+    pack(s, queries, out);
+    match partition.seen {
+        Seen::First(_) => {
+            attend_cells(s, queries, scale, partition, Span { first: 0, count: partition.end() }, out)
+        }
+        Seen::Listed(cells) => attend_cells(s, queries, scale, partition, cells, out),
     }
-    for (j, &weight) in weights.iter().enumerate() {
-        if weight != 0.0 {
-            let weight = s.splat(weight);
-            let (value, _) = values[j * width + column..][..16 * N].as_chunks::<16>();
-            for n in 0..N {
-                acc[n] = s.fma(weight, C::load(s, &value[n]), acc[n]);
+    for i in 0..queries.len() {
+        // A weight of zero adds a zero: that changes no sum, except that it can turn a zero of the other sign and that the
+        // product with a value that is not finite is NaN.
+        if out.max_sum[i].1 == 0.0 {
+            out.values_mut(i).fill(0.0);
+        } else if out.values(i).iter().fold(false, |any, &v| any | (v == 0.0) | v.is_nan()) {
+            accumulate_exactly(s, partition, i, out);
+        }
+    }
+}
+
+#[inline(always)]
+fn attend_cells<S: Simd, L: CellList>(
+    s: S,
+    queries: &Queries<'_>,
+    scale: f32,
+    partition: &Partition<'_>,
+    cells: L,
+    out: &mut Attended,
+) {
+    score(s, partition.keys, cells, scale, out, Some(partition.values));
+    soften(s, queries, partition, cells.count(), out);
+    accumulate(s, partition.values, cells, out);
+}
+
+/// Cells of a partition, ascending.
+trait CellList: Copy {
+    fn count(self) -> usize;
+    fn cell(self, i: usize) -> usize;
+    fn part(self, first: usize, count: usize) -> Self;
+    /// Asks for cells of `bytes` bytes: those of `these` that there are.
+    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>);
+}
+
+#[derive(Clone, Copy)]
+struct Span {
+    first: usize,
+    count: usize,
+}
+
+impl CellList for Span {
+    #[inline(always)]
+    fn count(self) -> usize {
+        self.count
+    }
+    #[inline(always)]
+    fn cell(self, i: usize) -> usize {
+        self.first + i
+    }
+    #[inline(always)]
+    fn part(self, first: usize, count: usize) -> Span {
+        Span { first: self.first + first, count }
+    }
+    #[inline(always)]
+    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
+        let mut at = (self.first + these.start) * bytes;
+        let end = (self.first + these.end.min(self.count)) * bytes;
+        while at < end {
+            s.prefetch(all.wrapping_add(at));
+            at += 64;
+        }
+    }
+}
+
+impl CellList for &[u8] {
+    #[inline(always)]
+    fn count(self) -> usize {
+        self.len()
+    }
+    #[inline(always)]
+    fn cell(self, i: usize) -> usize {
+        usize::from(self[i])
+    }
+    #[inline(always)]
+    fn part(self, first: usize, count: usize) -> Self {
+        &self[first..first + count]
+    }
+    #[inline(always)]
+    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
+        for &cell in self.get(these.start..these.end.min(self.len())).unwrap_or_default() {
+            Span { first: usize::from(cell), count: 1 }.fetch(s, all, bytes, 0..1);
+        }
+    }
+}
+
+/// Some cells of whole vectors, ready to be loaded.
+#[derive(Clone, Copy)]
+struct Rows<'a, C, L> {
+    all: &'a [[C; LINE]],
+    cells: L,
+    lines: usize,
+}
+
+impl<'a, C: Cell, L: CellList> Rows<'a, C, L> {
+    /// The i-th cell, or the last.
+    #[inline(always)]
+    fn row(&self, i: usize) -> &'a [[C; LINE]] {
+        &self.all[self.cells.cell(i.min(self.cells.count() - 1)) * self.lines..][..self.lines]
+    }
+}
+
+/// Cells that are asked for while the chunk before is worked on.
+#[derive(Clone, Copy)]
+struct Ahead<L> {
+    all: *const u8,
+    bytes: usize,
+    cells: L,
+    /// Cells of a chunk.
+    chunk: usize,
+    /// Cells to ask for per vector of a cell, so that a chunk is asked for bit by bit.
+    per_line: usize,
+}
+
+impl<L: CellList> Ahead<L> {
+    #[inline(always)]
+    fn new(source: Cells<'_>, cells: L, width: usize) -> Ahead<L> {
+        let (all, bytes) = match source {
+            Cells::F32(all) => (all.as_ptr().cast(), 4 * width),
+            Cells::F16(all) => (all.as_ptr().cast(), 2 * width),
+            Cells::Int8 { codes, .. } => (codes.as_ptr().cast(), width),
+        };
+        let lines = width.div_ceil(LINE);
+        let chunk = chunk_cells(lines);
+        Ahead { all, bytes, cells, chunk, per_line: chunk.div_ceil(lines) }
+    }
+
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S, these: Range<usize>) {
+        self.cells.fetch(s, self.all, self.bytes, these);
+    }
+}
+
+/// Sizes `out` and copies the queries into it, padded with zeros to whole vectors.
+#[inline(always)]
+fn pack<S: Simd>(s: S, queries: &Queries<'_>, out: &mut Attended) {
+    let lines = queries.head_dim.div_ceil(LINE);
+    out.set_shape(queries.len(), queries.head_dim, CHUNK_LINES.max(LINE * lines));
+    for i in 0..queries.len() {
+        widen_row(s, queries.query(i), &mut out.queries[i * lines..][..lines]);
+    }
+}
+
+/// Calls `$run` for each chunk of the cells with the number of its first one and its rows: as they lie if they are whole
+/// vectors of floats, else in single precision and padded with zeros.
+macro_rules! for_chunks {
+    ($s:ident, $source:expr, $cells:ident, $width:expr, $chunk:expr, |$first:ident, $rows:ident| $run:expr) => {{
+        let (lines, whole) = ($width.div_ceil(LINE), $width.is_multiple_of(LINE));
+        let step = chunk_cells(lines);
+        for $first in (0..$cells.count()).step_by(step) {
+            let cells = $cells.part($first, step.min($cells.count() - $first));
+            match $source {
+                Cells::F32(all) if whole => {
+                    let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
+                    $run
+                }
+                Cells::F16(all) if whole => {
+                    let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
+                    $run
+                }
+                source => {
+                    widen($s, source, cells, $width, $chunk);
+                    let $rows =
+                        Rows { all: &$chunk[..], cells: Span { first: 0, count: cells.count() }, lines };
+                    $run
+                }
+            }
+        }
+    }};
+}
+
+/// Cells of a chunk.
+#[inline(always)]
+fn chunk_cells(lines: usize) -> usize {
+    (CHUNK_LINES / lines / LINE * LINE).max(LINE)
+}
+
+/// Scores of `cells`, the i-th at place i; up to the next multiple of 16 they are not specified. `then` is read next.
+#[inline(always)]
+fn score<S: Simd, L: CellList>(
+    s: S,
+    keys: Cells<'_>,
+    cells: L,
+    scale: f32,
+    out: &mut Attended,
+    then: Option<Cells<'_>>,
+) {
+    let width = out.head_dim;
+    let Attended { queries, weights, chunk, lines, max_sum, .. } = out;
+    let (lines, n) = (*lines, max_sum.len());
+    let mut sums = [[s.splat(0.0); LINE / 2]; TILE_QUERIES_MAX];
+    let ahead = Ahead::new(keys, cells, width);
+    let then = then.map(|values| Ahead::new(values, cells, width));
+    for_chunks!(s, keys, cells, width, chunk, |first, rows| {
+        for at in (0..rows.cells.count()).step_by(LINE) {
+            let next = first + at + ahead.chunk;
+            match &then {
+                Some(then) if next >= cells.count() => then.fetch(s, at..at + LINE),
+                _ => ahead.fetch(s, next..next + LINE),
+            }
+            let mut keys = [rows.row(at); LINE];
+            for i in 1..LINE {
+                keys[i] = rows.row(at + i);
+            }
+            let mut i = 0;
+            while i < n {
+                let tile = tile_queries(n - i, if S::WIDE { 4 } else { 3 });
+                let q = &queries[i * lines..][..tile * lines];
+                let scores = &mut weights[i * SCORE_LINES..][..tile * SCORE_LINES][(first + at) / LINE..];
+                match (S::WIDE, tile) {
+                    (false, 1) => score_tile::<S, _, 1, 2>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (false, 2) => score_tile::<S, _, 2, 1>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (false, _) => score_tile::<S, _, 3, 1>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (true, 1) => score_tile::<S, _, 1, 4>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (true, 2) => score_tile::<S, _, 2, 4>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (true, 3) => score_tile::<S, _, 3, 2>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (true, _) => score_tile::<S, _, 4, 2>(s, q, &keys, lines, scale, scores, &mut sums),
+                }
+                i += tile;
+            }
+        }
+    });
+}
+
+/// Queries of the next tile of at most `most`, of so many that are left: all tiles are about alike.
+#[inline(always)]
+fn tile_queries(left: usize, most: usize) -> usize {
+    left.div_ceil(left.div_ceil(most))
+}
+
+/// Scores of sixteen keys for Q queries, 2 K keys at a time; `sums` is room.
+#[inline(always)]
+fn score_tile<S: Simd, C: Cell, const Q: usize, const K: usize>(
+    s: S,
+    queries: &[[f32; LINE]],
+    keys: &[&[[C; LINE]]; LINE],
+    lines: usize,
+    scale: f32,
+    scores: &mut [[f32; LINE]],
+    sums: &mut [[S::F; LINE / 2]; TILE_QUERIES_MAX],
+) {
+    let mut q = [queries; Q];
+    for n in 0..Q {
+        q[n] = &queries[n * lines..][..lines];
+    }
+    for i in (0..LINE / 2).step_by(K) {
+        // Two keys four apart: as `sum_each_half` takes them.
+        let mut rows = [[keys[0]; 2]; K];
+        for k in 0..K {
+            let key = (i + k) / 4 * 8 + (i + k) % 4;
+            rows[k] = [&keys[key][..lines], &keys[key + 4][..lines]];
+        }
+        let mut tile = [[[s.splat(0.0); 2]; K]; Q];
+        for l in 0..lines {
+            let mut key = [[s.splat(0.0); 2]; K];
+            for k in 0..K {
+                key[k] = [C::load(s, &rows[k][0][l]), C::load(s, &rows[k][1][l])];
+            }
+            for n in 0..Q {
+                let q = s.load(&q[n][l]);
+                for k in 0..K {
+                    for h in 0..2 {
+                        tile[n][k][h] = s.fma(q, key[k][h], tile[n][k][h]);
+                    }
+                }
+            }
+        }
+        for n in 0..Q {
+            for k in 0..K {
+                sums[n][i + k] = s.add_halves(tile[n][k][0], tile[n][k][1]);
             }
         }
     }
-    for n in 0..N {
-        s.store(acc[n], &mut sum[n]);
+    for n in 0..Q {
+        s.store(s.mul(s.sum_each_half(&sums[n]), s.splat(scale)), &mut scores[n * SCORE_LINES]);
     }
+}
+
+/// Turns the scores of `count` cells into weights, their largest and their sum.
+#[inline(always)]
+fn soften<S: Simd>(s: S, queries: &Queries<'_>, partition: &Partition<'_>, count: usize, out: &mut Attended) {
+    for i in 0..queries.len() {
+        let scores = out.weights[i * SCORE_LINES..][..count.div_ceil(LINE)].as_flattened_mut();
+        let seen = match partition.seen {
+            Seen::First(counts) => usize::from(counts[i / queries.heads]),
+            Seen::Listed(cells) => cells.len(),
+        };
+        if seen == 0 {
+            scores.fill(0.0);
+            out.max_sum[i] = (f32::NEG_INFINITY, 0.0);
+            continue;
+        }
+        scores[seen..].fill(f32::NEG_INFINITY);
+        let max = largest(s, scores);
+        let lanes = exp_differences(s, scores, max);
+        let sum = match partition.seen {
+            Seen::First(_) => s.sum(lanes),
+            Seen::Listed(cells) => {
+                let mut lanes = [0.0; LINE];
+                for (&weight, &cell) in scores.iter().zip(cells) {
+                    lanes[usize::from(cell) % LINE] += weight;
+                }
+                s.sum(s.load(&lanes))
+            }
+        };
+        out.max_sum[i] = (max, sum);
+    }
+}
+
+/// The largest of whole vectors of scores, as the definition has it.
+#[inline(always)]
+fn largest<S: Simd>(s: S, scores: &[f32]) -> f32 {
+    let mut max = s.splat(f32::NEG_INFINITY);
+    for scores in scores.as_chunks().0 {
+        max = s.max(s.load(scores), max);
+    }
+    s.max_lane(max) + 0.0
+}
+
+/// Sums of the values of `cells`, the i-th times the weight at place i, from zeros.
+#[inline(always)]
+fn accumulate<S: Simd, L: CellList>(s: S, values: Cells<'_>, cells: L, out: &mut Attended) {
+    let width = out.head_dim;
+    let Attended { values: sums, weights, chunk, lines, max_sum, .. } = out;
+    let (lines, n) = (*lines, max_sum.len());
+    sums[..n * lines].as_flattened_mut().fill(0.0);
+    let ahead = Ahead::new(values, cells, width);
+    for_chunks!(s, values, cells, width, chunk, |first, rows| {
+        let mut i = 0;
+        while i < n {
+            let tile = tile_queries(n - i, if S::WIDE { 4 } else { 6 });
+            let weights = (&weights.as_flattened().as_chunks().0[i..], first);
+            let sums = &mut sums[i * lines..][..tile * lines];
+            let ahead = if i == 0 { Some(&ahead) } else { None };
+            match (S::WIDE, tile) {
+                (false, 1) => accumulate_tile::<S, _, _, _, 1, 4>(s, weights, rows, sums, ahead),
+                (false, 2) => accumulate_tile::<S, _, _, _, 2, 2>(s, weights, rows, sums, ahead),
+                (false, 3) => accumulate_tile::<S, _, _, _, 3, 1>(s, weights, rows, sums, ahead),
+                (false, 4) => accumulate_tile::<S, _, _, _, 4, 1>(s, weights, rows, sums, ahead),
+                (false, 5) => accumulate_tile::<S, _, _, _, 5, 1>(s, weights, rows, sums, ahead),
+                (false, _) => accumulate_tile::<S, _, _, _, 6, 1>(s, weights, rows, sums, ahead),
+                (true, 1) => accumulate_tile::<S, _, _, _, 1, 8>(s, weights, rows, sums, ahead),
+                (true, 2) => accumulate_tile::<S, _, _, _, 2, 8>(s, weights, rows, sums, ahead),
+                (true, 3) => accumulate_tile::<S, _, _, _, 3, 4>(s, weights, rows, sums, ahead),
+                (true, _) => accumulate_tile::<S, _, _, _, 4, 4>(s, weights, rows, sums, ahead),
+            }
+            i += tile;
+        }
+    });
+}
+
+/// Weights of queries by cell, and the first cell that counts.
+type Weights<'a> = (&'a [[f32; PARTITION_CELLS]], usize);
+
+/// All columns of Q queries, N vectors at a time.
+#[inline(always)]
+fn accumulate_tile<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, const N: usize>(
+    s: S,
+    weights: Weights<'_>,
+    values: Rows<'_, C, L>,
+    sums: &mut [[f32; LINE]],
+    ahead: Option<&Ahead<A>>,
+) {
+    let lines = values.lines;
+    let mut line = 0;
+    while line < lines {
+        let next = if line + N <= lines { line + N } else { line + 1 };
+        if let Some(ahead) = ahead {
+            let from = weights.1 + ahead.chunk;
+            ahead.fetch(s, from + line * ahead.per_line..from + next * ahead.per_line);
+        }
+        if next == line + N {
+            accumulate_columns::<S, C, L, Q, N>(s, weights, values, line, sums);
+        } else {
+            accumulate_columns::<S, C, L, Q, 1>(s, weights, values, line, sums);
+        }
+        line = next;
+    }
+}
+
+/// Vectors `line .. line + N` of Q queries.
+#[inline(always)]
+fn accumulate_columns<S: Simd, C: Cell, L: CellList, const Q: usize, const N: usize>(
+    s: S,
+    (weights, first): Weights<'_>,
+    values: Rows<'_, C, L>,
+    line: usize,
+    sums: &mut [[f32; LINE]],
+) {
+    let lines = values.lines;
+    let mut tile = [[s.splat(0.0); N]; Q];
+    for q in 0..Q {
+        for n in 0..N {
+            tile[q][n] = s.load(&sums[q * lines + line + n]);
+        }
+    }
+    let weights: &[[f32; PARTITION_CELLS]; Q] = weights.first_chunk().expect("weights of Q queries");
+    for (i, j) in (0..values.cells.count()).zip(first..PARTITION_CELLS) {
+        let values = &values.all[values.cells.cell(i) * lines + line..][..N];
+        let mut value = [s.splat(0.0); N];
+        for n in 0..N {
+            value[n] = C::load(s, &values[n]);
+        }
+        for q in 0..Q {
+            let weight = s.splat(weights[q][j]);
+            for n in 0..N {
+                tile[q][n] = s.fma(weight, value[n], tile[q][n]);
+            }
+        }
+    }
+    for q in 0..Q {
+        for n in 0..N {
+            s.store(tile[q][n], &mut sums[q * lines + line + n]);
+        }
+    }
+}
+
+/// The sum of query `i` again, cells of weight zero passed over.
+#[inline(always)]
+fn accumulate_exactly<S: Simd>(s: S, partition: &Partition<'_>, i: usize, out: &mut Attended) {
+    let width = out.head_dim;
+    let Attended { values: sums, weights, chunk, lines, .. } = out;
+    let sums = &mut sums[i * *lines..][..*lines];
+    sums.as_flattened_mut().fill(0.0);
+    let weights = weights[i * SCORE_LINES..].as_flattened();
+    let count = match partition.seen {
+        Seen::First(_) => partition.end(),
+        Seen::Listed(cells) => cells.len(),
+    };
+    for (j, &weight) in weights[..count].iter().enumerate() {
+        let cell = match partition.seen {
+            Seen::First(_) => j,
+            Seen::Listed(cells) => usize::from(cells[j]),
+        };
+        if weight != 0.0 {
+            widen(s, partition.values, Span { first: cell, count: 1 }, width, chunk);
+            for (sum, value) in sums.iter_mut().zip(&chunk[..]) {
+                s.store(s.fma(s.splat(weight), s.load(value), s.load(sum)), sum);
+            }
+        }
+    }
+}
+
+/// Cells of `width` values in single precision, each padded with zeros to whole lines.
+#[inline(always)]
+fn widen<S: Simd, L: CellList>(s: S, source: Cells<'_>, cells: L, width: usize, out: &mut [[f32; LINE]]) {
+    let lines = width.div_ceil(LINE);
+    for (i, out) in out[..cells.count() * lines].chunks_exact_mut(lines).enumerate() {
+        let cell = cells.cell(i);
+        match source {
+            Cells::F32(all) => widen_row(s, &all[cell * width..][..width], out),
+            Cells::F16(all) => widen_row(s, &all[cell * width..][..width], out),
+            Cells::Int8 { codes, scales } => {
+                let groups = width.div_ceil(SCALE_VALUES);
+                scale_row(s, &codes[cell * width..][..width], &scales[cell * groups..][..groups], out);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_row<S: Simd, C: Cell>(s: S, row: &[C], out: &mut [[f32; LINE]]) {
+    let (whole, rest) = row.as_chunks();
+    for (values, out) in whole.iter().zip(out.iter_mut()) {
+        s.store(C::load(s, values), out);
+    }
+    if !rest.is_empty() {
+        s.store(C::load_first(s, rest), &mut out[whole.len()]);
+    }
+}
+
+#[inline(always)]
+fn scale_row<S: Simd>(s: S, codes: &[i8], scales: &[f32], out: &mut [[f32; LINE]]) {
+    let (whole, rest) = codes.as_chunks();
+    for (i, codes) in whole.iter().enumerate() {
+        let scale = s.splat(scales[i * LINE / SCALE_VALUES]);
+        s.store(s.mul(s.to_f(s.load_i8(codes)), scale), &mut out[i]);
+    }
+    if !rest.is_empty() {
+        let mut codes = [0; LINE];
+        codes[..rest.len()].copy_from_slice(rest);
+        let scale = s.splat(scales[scales.len() - 1]);
+        s.store(s.mul(s.to_f(s.load_i8(&codes)), scale), &mut out[whole.len()]);
+        // A scale that is not finite makes no zeros.
+        out[whole.len()][rest.len()..].fill(0.0);
+    }
+}
+
+#[inline(always)]
+pub(super) fn score_blocks<S: Simd>(
+    s: S,
+    queries: &Queries<'_>,
+    keys: Cells<'_>,
+    scores: &mut [f32],
+    room: &mut Attended,
+) {
+    let blocks = scores.len() / queries.rows;
+    pack(s, queries, room);
+    for first in (0..blocks).step_by(PARTITION_CELLS) {
+        let count = (blocks - first).min(PARTITION_CELLS);
+        score(s, keys, Span { first, count }, 1.0, room, None);
+        for (row, scores) in scores.chunks_exact_mut(blocks).enumerate() {
+            let (whole, rest) = scores[first..first + count].as_chunks_mut();
+            let dots = &room.weights[row * queries.heads * SCORE_LINES..];
+            for (i, out) in whole.iter_mut().enumerate() {
+                s.store(rectified_sum(s, &dots[i..], queries.heads), out);
+            }
+            if !rest.is_empty() {
+                s.store_first(rectified_sum(s, &dots[whole.len()..], queries.heads), rest);
+            }
+        }
+    }
+}
+
+/// The sum of what is positive or NaN in the scores of each head.
+#[inline(always)]
+fn rectified_sum<S: Simd>(s: S, dots: &[[f32; LINE]], heads: usize) -> S::F {
+    let zero = s.splat(0.0);
+    let mut sum = zero;
+    for h in 0..heads {
+        let dot = s.load(&dots[h * SCORE_LINES]);
+        sum = s.add(sum, s.keep_nan(dot, s.max(dot, zero)));
+    }
+    sum
 }
 
 #[inline(always)]
@@ -187,8 +595,9 @@ pub(super) fn merge_partition<S: Simd>(
     later_values: &[f32],
 ) -> (f32, f32) {
     let max = if later.0 > running.0 { later.0 } else { running.0 };
-    let f0 = math::exp(running.0 - max);
-    let f1 = math::exp(later.0 - max);
+    let mut factors = [0.0; 2];
+    s.store_first(exp(s, s.load_first(&[running.0 - max, later.0 - max])), &mut factors);
+    let [f0, f1] = factors;
     let (all_f0, all_f1) = (s.splat(f0), s.splat(f1));
     zip!(s, values, later_values, (value, later) => s.fma(later, all_f1, s.mul(value, all_f0)));
     (max, later.1.mul_add(f1, running.1 * f0))

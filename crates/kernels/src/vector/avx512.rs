@@ -95,7 +95,13 @@ impl Simd for Avx512 {
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
         }
-        fn sum_each(self, x: &[__m512; 16]) -> __m512 { sum_each(x) }
+        fn add_halves(self, a: __m512, b: __m512) -> __m512 {
+            _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+            )
+        }
+        fn sum_each_half(self, x: &[__m512; 8]) -> __m512 { sum_each_half(x) }
         fn max_lane(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
 
         fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
@@ -332,39 +338,27 @@ pub(super) unsafe fn transpose(m: &mut [__m512i; 16]) {
     }
 }
 
-/// See [`Simd::sum_each`]: halves the lanes of two vectors at a time, so that every addition fills a register.
+/// See [`Simd::sum_each_half`]: halves the lanes of two vectors at a time, so that every addition fills a register.
 ///
 /// # Safety
 ///
 /// The CPU has AVX-512 F.
 #[inline(always)]
-unsafe fn sum_each(x: &[__m512; 16]) -> __m512 {
+unsafe fn sum_each_half(x: &[__m512; 8]) -> __m512 {
     // SAFETY: AVX-512 F, as the caller promises.
     unsafe {
-        // Quarter q of a[i] belongs to x[8 (q / 2) + i]: its lanes 4 (q % 2) .. after adding l + 8.
-        let mut a = [_mm512_setzero_ps(); 8];
-        for i in 0..8 {
-            let (u, v) = (x[i], x[8 + i]);
-            a[i] = _mm512_add_ps(
-                _mm512_shuffle_f32x4::<0b01_00_01_00>(u, v),
-                _mm512_shuffle_f32x4::<0b11_10_11_10>(u, v),
-            );
-        }
-        // Quarter q of b[i] belongs to x[4 q' + i] with q' = 0, 2, 1, 3: four lanes, after adding l + 4.
+        // Quarter q of b[i] belongs to lane 4 q + i: four lanes, after adding l + 4.
         let mut b = [_mm512_setzero_ps(); 4];
         for i in 0..4 {
-            let (u, v) = (a[i], a[4 + i]);
+            let (u, v) = (x[i], x[4 + i]);
             b[i] = _mm512_add_ps(
                 _mm512_shuffle_f32x4::<0b10_00_10_00>(u, v),
                 _mm512_shuffle_f32x4::<0b11_01_11_01>(u, v),
             );
         }
-        // Pairs of lanes of x[i] and x[i + 1], after adding l + 2; then l + 1.
+        // Pairs of lanes of i and i + 1, after adding l + 2; then l + 1.
         let (u, v) = (sum_halves(b[0], b[1]), sum_halves(b[2], b[3]));
-        let sums =
-            _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(u, v), _mm512_shuffle_ps::<0b11_01_11_01>(u, v));
-        // Quarters 0, 1, 2, 3 hold x[0..4], x[8..12], x[4..8], x[12..16].
-        _mm512_shuffle_f32x4::<0b11_01_10_00>(sums, sums)
+        _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(u, v), _mm512_shuffle_ps::<0b11_01_11_01>(u, v))
     }
 }
 

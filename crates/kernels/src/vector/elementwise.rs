@@ -4,7 +4,7 @@ use super::simd::Simd;
 use crate::math;
 
 #[inline(always)]
-fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+pub(super) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     let c = s.min(s.max(x, s.splat(math::EXP_LOWEST)), s.splat(math::EXP_HIGHEST));
     let magic = s.splat(math::ROUND_MAGIC);
     let n = s.sub(s.add(s.mul(c, s.splat(math::LOG2_E)), magic), magic);

@@ -24,8 +24,9 @@ mod simd;
 
 use gguf::TensorType;
 
+use crate::attention::{Attended, Cells, Partition, Queries};
 use crate::quant;
-use crate::table::{Cells, Functions, Int8Rows, MatmulInt8, WeightRows};
+use crate::table::{Functions, Int8Rows, MatmulInt8, WeightRows};
 use crate::tile::Tile;
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
@@ -125,12 +126,10 @@ macro_rules! functions {
                     (x: &mut [f32], cos: &[f32], sin: &[f32])),
         apply_rope_adjacent: enabled!($isa, $features, elementwise::apply_rope_adjacent,
                     (x: &mut [f32], cos: &[f32], sin: &[f32])),
-        score_keys: enabled!($isa, $features, attention::score_keys,
-                    (q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32])),
-        softmax_partition: enabled!($isa, $features, attention::softmax_partition,
-                    (scores: &mut [f32]) -> (f32, f32)),
-        accumulate_values: enabled!($isa, $features, attention::accumulate_values,
-                    (weights: &[f32], values: Cells<'_>, sum: &mut [f32])),
+        attend_partition: enabled!($isa, $features, attention::attend_partition,
+                    (queries: &Queries<'_>, scale: f32, partition: &Partition<'_>, out: &mut Attended)),
+        score_blocks: enabled!($isa, $features, attention::score_blocks,
+                    (queries: &Queries<'_>, keys: Cells<'_>, scores: &mut [f32], room: &mut Attended)),
         merge_partition: enabled!($isa, $features, attention::merge_partition,
                     (running: (f32, f32), values: &mut [f32], later: (f32, f32), later_values: &[f32])
                         -> (f32, f32)),

@@ -183,16 +183,6 @@ impl Simd for Neon {
             let x = vadd_f32(vget_low_f32(x), vget_high_f32(x));
             vget_lane_f32::<0>(x) + vget_lane_f32::<1>(x)
         }
-        fn sum_each(self, x: &[F; 16]) -> F {
-            quarters!(Q => {
-                let x = &x[4 * Q..4 * Q + 4];
-                let pairs = [
-                    self.fold(self.sum_quarters(x[0]), self.sum_quarters(x[1])),
-                    self.fold(self.sum_quarters(x[2]), self.sum_quarters(x[3])),
-                ];
-                vpaddq_f32(pairs[0], pairs[1])
-            })
-        }
         fn max_lane(self, x: F) -> f32 { vmaxvq_f32(vmaxq_f32(vmaxq_f32(x[0], x[1]), vmaxq_f32(x[2], x[3]))) }
 
         fn splat_i(self, x: i32) -> I { [vdupq_n_s32(x); 4] }
@@ -300,12 +290,8 @@ impl Simd for Neon {
             })
         }
         fn with_mask(self, x: B, mask: u64, value: u8) -> B {
-            let bits = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-            let mask = mask.to_le_bytes();
-            quarters!(Q => {
-                let bytes = vcombine_u8(vdup_n_u8(mask[2 * Q]), vdup_n_u8(mask[2 * Q + 1]));
-                vorrq_u8(x[Q], vandq_u8(vtstq_u8(bytes, bits), vdupq_n_u8(value)))
-            })
+            let set = self.set_bytes(mask);
+            quarters!(Q => vorrq_u8(x[Q], vandq_u8(set[Q], vdupq_n_u8(value))))
         }
         fn lookup(self, x: B, table: &[i8; 16]) -> B {
             let table = vreinterpretq_u8_s8(vld1q_s8(table.as_ptr()));
@@ -316,6 +302,87 @@ impl Simd for Neon {
         }
         fn sum_pairs(self, x: I, y: I) -> I {
             [vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3]), vpaddq_s32(y[0], y[1]), vpaddq_s32(y[2], y[3])]
+        }
+        fn load_bf16(self, x: &[u16; 16]) -> F {
+            quarters!(Q => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(four(x, Q).as_ptr()))))
+        }
+        fn entries_8(self, x: [u64; 8]) -> B {
+            quarters!(Q => vcombine_u8(vcreate_u8(x[2 * Q]), vcreate_u8(x[2 * Q + 1])))
+        }
+        fn entries_4(self, x: [u32; 16]) -> B {
+            quarters!(Q => vreinterpretq_u8_u32(vld1q_u32(four(&x, Q).as_ptr())))
+        }
+        fn negate_masked(self, x: B, mask: u64) -> B {
+            let set = self.set_bytes(mask);
+            quarters!(Q => vsubq_u8(veorq_u8(x[Q], set[Q]), set[Q]))
+        }
+        fn even_signs(self, x: B) -> B {
+            quarters!(Q => {
+                let x = vreinterpretq_u32_u8(x[Q]);
+                let second = vandq_u32(vshlq_n_u32::<1>(x), vdupq_n_u32(0x7f00));
+                let third = vandq_u32(vshlq_n_u32::<2>(x), vdupq_n_u32(0x7f_0000));
+                let fourth = vandq_u32(vshlq_n_u32::<3>(x), vdupq_n_u32(0x7f00_0000));
+                let low = vorrq_u32(vandq_u32(x, vdupq_n_u32(0x7f)), second);
+                self.with_parity(vreinterpretq_u8_u32(vorrq_u32(low, vorrq_u32(third, fourth))))
+            })
+        }
+        fn high_signs(self, x: [&[u8; 64]; 2]) -> B {
+            quarters!(Q => {
+                let (low, high) = (sixteen(x[Q / 2], Q % 2 * 2), sixteen(x[Q / 2], Q % 2 * 2 + 1));
+                let upper = vuzp2q_u8(self.load16(low), self.load16(high));
+                self.with_parity(vshrq_n_u8::<1>(upper))
+            })
+        }
+        fn odd_words(self, x: [&[u8; 64]; 2]) -> B {
+            quarters!(Q => {
+                let (low, high) = (sixteen(x[Q / 2], Q % 2 * 2), sixteen(x[Q / 2], Q % 2 * 2 + 1));
+                let (low, high) = (vreinterpretq_u32_u8(self.load16(low)), vreinterpretq_u32_u8(self.load16(high)));
+                vreinterpretq_u8_u32(vuzp2q_u32(low, high))
+            })
+        }
+        fn top_nibbles(self, x: B) -> I {
+            quarters!(Q => vreinterpretq_s32_u32(vshrq_n_u32::<28>(vreinterpretq_u32_u8(x[Q]))))
+        }
+        fn zip_bytes(self, a: B, b: B) -> [B; 2] {
+            [quarters!(Q => vzip1q_u8(a[Q], b[Q])), quarters!(Q => vzip2q_u8(a[Q], b[Q]))]
+        }
+        fn zip_eights(self, a: B, b: B) -> [B; 2] {
+            let (a, b) = (quarters!(Q => vreinterpretq_u64_u8(a[Q])), quarters!(Q => vreinterpretq_u64_u8(b[Q])));
+            [
+                quarters!(Q => vreinterpretq_u8_u64(vzip1q_u64(a[Q], b[Q]))),
+                quarters!(Q => vreinterpretq_u8_u64(vzip2q_u64(a[Q], b[Q]))),
+            ]
+        }
+        fn four_each(self, x: &[u8; 16]) -> B {
+            const RIGHT: [i8; 16] = [0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6];
+            let (x, right) = (self.load16(x), vld1q_s8(RIGHT.as_ptr()));
+            let each = [vzip1q_u8(x, x), vzip2q_u8(x, x)];
+            quarters!(Q => {
+                let twice = each[Q / 2];
+                let four = if Q % 2 == 0 { vzip1q_u8(twice, twice) } else { vzip2q_u8(twice, twice) };
+                vandq_u8(vshlq_u8(four, right), vdupq_n_u8(3))
+            })
+        }
+        fn ternary(self, x: B) -> [B; 2] {
+            // 3 x reaches 256 at 86, 512 at 171.
+            let digits = quarters!(Q => {
+                let (one, two) = (vcgeq_u8(x[Q], vdupq_n_u8(86)), vcgeq_u8(x[Q], vdupq_n_u8(171)));
+                vaddq_u8(vshrq_n_u8::<7>(one), vshrq_n_u8::<7>(two))
+            });
+            [digits, quarters!(Q => vaddq_u8(x[Q], vaddq_u8(x[Q], x[Q])))]
+        }
+        fn add_halves(self, a: F, b: F) -> F {
+            [vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]), vaddq_f32(b[0], b[2]), vaddq_f32(b[1], b[3])]
+        }
+        fn sum_each_half(self, x: &[F; 8]) -> F {
+            quarters!(Q => {
+                let (x, h) = (&x[Q / 2 * 4..], Q % 2 * 2);
+                let mut sums = [x[0][h]; 4];
+                for i in 0..4 {
+                    sums[i] = vaddq_f32(x[i][h], x[i][h + 1]);
+                }
+                vpaddq_f32(self.fold(sums[0], sums[1]), self.fold(sums[2], sums[3]))
+            })
         }
     }
 }
@@ -361,6 +428,14 @@ impl Neon {
         }
         fn widen_f16(self, bits: uint16x4_t) -> float32x4_t { vcvt_f32_f16(vreinterpret_f16_u16(bits)) }
         fn load16(self, x: &[u8; 16]) -> uint8x16_t { vld1q_u8(x.as_ptr()) }
+        /// Bytes below 128, with the eighth bit set where the number of set bits is odd.
+        fn with_parity(self, x: uint8x16_t) -> uint8x16_t { vorrq_u8(x, vshlq_n_u8::<7>(vcntq_u8(x))) }
+        /// All bits of the bytes whose bit of the mask is set.
+        fn set_bytes(self, mask: u64) -> B {
+            let bits = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+            let mask = mask.to_le_bytes();
+            quarters!(Q => vtstq_u8(vcombine_u8(vdup_n_u8(mask[2 * Q]), vdup_n_u8(mask[2 * Q + 1])), bits))
+        }
         /// Transposes a matrix of 4 x 4.
         fn transpose4(self, m: [int32x4_t; 4]) -> [int32x4_t; 4] {
             let mut pairs = [vdupq_n_s64(0); 4];

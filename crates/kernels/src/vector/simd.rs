@@ -75,7 +75,15 @@ pub(super) trait Simd: Copy {
     /// The sum in the definition's order: lanes `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self, x: Self::F) -> f32;
     /// Lane i is `sum(x[i])`.
-    fn sum_each(self, x: &[Self::F; 16]) -> Self::F;
+    #[inline(always)]
+    fn sum_each(self, x: &[Self::F; 16]) -> Self::F {
+        let mut halves = [x[0]; 8];
+        for i in 0..8 {
+            let first = i / 4 * 8 + i % 4;
+            halves[i] = self.add_halves(x[first], x[first + 4]);
+        }
+        self.sum_each_half(&halves)
+    }
     /// The largest lane; no lane is NaN.
     fn max_lane(self, x: Self::F) -> f32;
 
@@ -175,6 +183,10 @@ pub(super) trait Simd: Copy {
     fn four_each(self, x: &[u8; 16]) -> Self::B;
     /// Digits and rests of bytes that are fractions `x / 256` to base 3: `3 x >> 8`, `3 x & 255`.
     fn ternary(self, x: Self::B) -> [Self::B; 2];
+    /// Lanes `l` and `l + 8` of a added, then those of b: the first step of [`Simd::sum`] for both.
+    fn add_halves(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The other steps of [`Simd::sum`]. The halves of `x[i]` give lanes i and i + 4, from `x[4]` on i + 4 and i + 8.
+    fn sum_each_half(self, x: &[Self::F; 8]) -> Self::F;
 }
 
 /// Up to 16 values and zeros behind them: what a set without masks loads for "first n".

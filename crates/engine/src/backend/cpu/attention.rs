@@ -1,16 +1,34 @@
 //! Attention: storing cells, choosing blocks, attending.
 
-use kernels::{PARTITION_CELLS, Tile, quant, split_grid};
+use std::ops::Range;
+
+use kernels::{Attended, PARTITION_CELLS, Partition, Queries, Seen, Tile, quant, split_grid};
 
 use super::{Cpu, row_of};
 use crate::backend::{Buffers, Pass, Selection};
 use crate::graph::BufferId;
 use crate::models::{IndexerSpec, Pairing};
 use crate::state::{AttentionCells, KvType, State};
-use crate::window::Span;
 
-/// Rows that share one pass over a partition's keys and values.
-const ROWS_PER_TILE: usize = 16;
+/// Most rows that share one pass over a partition's keys and values.
+const TILE_ROWS_MAX: usize = 16;
+/// Items per thread, so that a thread that was held up does not hold up the others for long.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// What a thread works with; made once and used again and again.
+#[derive(Default)]
+pub(super) struct Scratch {
+    attended: Attended,
+    /// Largest score and sum of weights of each query so far; without a sum before the first.
+    running: Vec<(f32, f32)>,
+    /// Cells of a partition that each row sees.
+    counts: Vec<u16>,
+    /// Cells of a partition that one row sees.
+    listed: Vec<u8>,
+    /// Scores of pooled keys.
+    scores: Vec<f32>,
+    chosen: Vec<i32>,
+}
 
 impl Cpu {
     pub(super) fn rotate(&self, pass: &Pass<'_>, head: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -78,10 +96,9 @@ impl Cpu {
         }
     }
 
-    /// The score of a block is `sum_h max(0, q_h . p)`, heads ascending from +0; a NaN stays one. Returns the rows with a
-    /// score that is NaN: their choice means nothing.
+    /// Chooses the blocks of every row. Returns the rows with a score that is NaN: their choice means nothing.
     pub(super) fn select_blocks(
-        &self,
+        &mut self,
         buffers: &Buffers,
         pass: &mut Pass<'_>,
         layer: usize,
@@ -91,59 +108,43 @@ impl Cpu {
         let mut selections = std::mem::take(&mut pass.selections);
         selections.clear();
         selections.resize(pass.window.rows.len(), Selection::default());
-        let mut undecided = Vec::new();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let scan = Scan { cpu: self, buffers, layer, q, indexer };
+        let rows = (selections.len() / (self.pool.threads() * ITEMS_PER_THREAD)).clamp(1, TILE_ROWS_MAX);
+        let mut items = Vec::new();
+        let mut rest = &mut selections[..];
         for span in &pass.window.spans {
+            let (mine, tail) = rest.split_at_mut(span.count);
+            rest = tail;
             let state: &State = pass.states[span.state];
-            let first = state.tokens();
-            let mut items: Vec<(usize, &mut Selection, bool)> = selections[span.first..][..span.count]
-                .iter_mut()
-                .enumerate()
-                .map(|(i, selection)| (i, selection, false))
-                .collect();
-            self.pool.for_each(&mut items, |(i, selection, nan)| {
-                let visible = first + *i + 1;
-                let q = row_of(buffers, q, span.first + *i);
-                let scores = self.block_scores(state, layer, q, indexer, visible / indexer.block_cells);
-                *nan = scores.iter().any(|score| score.is_nan());
-                **selection =
-                    Selection::best_blocks(&scores, indexer.blocks_kept, indexer.block_cells, visible);
-            });
-            undecided.extend(items.iter().filter(|(_, _, nan)| *nan).map(|(i, _, _)| span.first + i));
+            for (i, selections) in mine.chunks_mut(rows).enumerate() {
+                let row = span.first + i * rows;
+                items.push(ScanItem {
+                    state,
+                    row,
+                    visible: state.tokens() + i * rows + 1,
+                    selections,
+                    nan: 0,
+                });
+            }
         }
+        if items.len() < self.pool.threads() {
+            items.iter_mut().for_each(|item| scan.shared(&mut scratch, item));
+        } else {
+            self.pool.for_each_with(&mut scratch, &mut items, |scratch, item| scan.alone(scratch, item));
+        }
+        let undecided = |item: &ScanItem<'_>| {
+            let (row, nan) = (item.row, item.nan);
+            (0..item.selections.len()).filter(move |i| nan >> i & 1 == 1).map(move |i| row + i)
+        };
+        let undecided = items.iter().flat_map(undecided).collect();
+        self.scratch = scratch;
         pass.selections = selections;
         undecided
     }
 
-    fn block_scores(
-        &self,
-        state: &State,
-        layer: usize,
-        q: &[f32],
-        indexer: &IndexerSpec,
-        blocks: usize,
-    ) -> Vec<f32> {
-        let mut scores = vec![0.0f32; blocks];
-        if blocks <= indexer.blocks_kept {
-            return scores;
-        }
-        let cells = state.layout().attention[layer].indexer.expect("a sparse layer");
-        let per_partition = PARTITION_CELLS / indexer.block_cells;
-        let mut dots = [0.0f32; PARTITION_CELLS];
-        for (partition, scores) in scores.chunks_mut(per_partition).enumerate() {
-            let keys = state.block(partition).cells(cells.first..cells.first + scores.len() * cells.head_dim);
-            for head in q.chunks_exact(indexer.head_dim) {
-                let dots = &mut dots[..scores.len()];
-                self.kernels.score_keys(head, keys, 1.0, dots);
-                for (score, &dot) in scores.iter_mut().zip(&*dots) {
-                    *score += if dot < 0.0 { 0.0 } else { dot };
-                }
-            }
-        }
-        scores
-    }
-
     pub(super) fn attend(
-        &self,
+        &mut self,
         buffers: &mut Buffers,
         pass: &Pass<'_>,
         layer: usize,
@@ -155,104 +156,408 @@ impl Cpu {
         let width = buffers.width(out);
         let mut target = buffers.take(out);
         let used = buffers.rows(out) * width;
-        let mut rest = &mut target[..used];
-        let mut items: Vec<(Tile<'_>, Span)> = Vec::new();
-        for span in &pass.window.spans {
-            let (rows, tail) = rest.split_at_mut(span.count * width);
-            rest = tail;
-            let cells = &pass.states[span.state].layout().attention[layer];
-            let group = heads / cells.kv_heads * cells.head_dim;
-            let row_bounds: Vec<usize> = (0..span.count).step_by(ROWS_PER_TILE).chain([span.count]).collect();
-            let column_bounds: Vec<usize> = (0..=cells.kv_heads).map(|h| h * group).collect();
-            items
-                .extend(split_grid(rows, width, &row_bounds, &column_bounds).into_iter().map(|t| (t, *span)));
+        let (mut scratch, mut records) =
+            (std::mem::take(&mut self.scratch), std::mem::take(&mut self.records));
+        let attention = Attention { cpu: self, buffers, pass, q, sparse };
+        let tiles = tiles(pass, layer, heads, &mut target[..used], width);
+
+        // Tiles of much more than their share of the work are cut at partitions; each leaves a record, merged afterwards.
+        let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions()).sum();
+        let share = work.div_ceil(self.pool.threads() * ITEMS_PER_THREAD);
+        let (mut cut, mut items) = (Vec::new(), Vec::new());
+        for (tile, task) in tiles {
+            if self.pool.threads() == 1 || task.queries() * task.partitions() < 2 * share {
+                items.push(Item { task, partitions: 0..task.partitions(), target: Target::Rows(tile) });
+            } else {
+                cut.push((tile, task));
+            }
         }
-        let buffers_read: &Buffers = buffers;
-        self.pool.for_each(&mut items, |(tile, span)| {
-            let state: &State = pass.states[span.state];
-            let task = Task { state, cells: &state.layout().attention[layer], span, sparse };
-            self.attend_tile(buffers_read, pass, &task, q, tile);
-        });
+        let values = cut.iter().map(|(_, task)| task.partitions() * task.record_values()).sum();
+        if records.len() < values {
+            records.resize(values, 0.0);
+        }
+        let mut rest = &mut records[..values];
+        for &(_, task) in &cut {
+            let step = share.div_ceil(task.queries());
+            for first in (0..task.partitions()).step_by(step) {
+                let partitions = first..(first + step).min(task.partitions());
+                let (mine, tail) = rest.split_at_mut(partitions.len() * task.record_values());
+                rest = tail;
+                items.push(Item { task, partitions, target: Target::Records(mine) });
+            }
+        }
+        self.pool.for_each_with(&mut scratch, &mut items, |scratch, item| attention.run(scratch, item));
+        drop(items);
+        self.merge_records(cut, &records[..values]);
+        (self.scratch, self.records) = (scratch, records);
         buffers.put(out, target);
     }
 
-    /// Some rows of a span, the query heads of one key head.
-    fn attend_tile(
-        &self,
-        buffers: &Buffers,
-        pass: &Pass<'_>,
-        task: &Task<'_>,
-        q: BufferId,
-        tile: &mut Tile<'_>,
-    ) {
-        let Task { state, cells, span, sparse } = *task;
-        let d = cells.head_dim;
-        let heads = tile.columns() / d;
-        let kv_head = tile.column0() / tile.columns();
-        let first_cell = state.tokens() + tile.row0();
-        let scale = 1.0 / (d as f32).sqrt();
-        let mut running = vec![None; tile.rows() * heads];
-        let mut part = vec![0.0f32; d];
-        let mut scores = [0.0f32; PARTITION_CELLS];
-        let last_visible = first_cell + tile.rows();
-        for partition in 0..last_visible.div_ceil(PARTITION_CELLS) {
-            let start = partition * PARTITION_CELLS;
-            let block = state.block(partition);
-            let (keys, values) = (cells.keys(kv_head), cells.values(kv_head));
-            for r in 0..tile.rows() {
-                let row = span.first + tile.row0() + r;
-                let visible = (first_cell + r + 1).saturating_sub(start).min(PARTITION_CELLS);
-                if visible == 0 {
-                    continue;
-                }
-                let selection = sparse.then(|| &pass.selections[row]);
-                if selection.is_some_and(|s| s.within(start, start + visible).next().is_none()) {
-                    continue;
-                }
-                let q = &row_of(buffers, q, row)[tile.column0()..][..heads * d];
-                let values = block.cells(values.start..values.start + visible * d);
-                for head in 0..heads {
-                    let scores = &mut scores[..visible];
-                    let q = &q[head * d..][..d];
-                    let keys =
-                        |from: usize, to: usize| block.cells(keys.start + from * d..keys.start + to * d);
-                    match selection {
-                        None => self.kernels.score_keys(q, keys(0, visible), scale, scores),
-                        Some(selection) => {
-                            scores.fill(f32::NEG_INFINITY);
-                            for (from, to) in selection.within(start, start + visible) {
-                                let (from, to) = (from - start, to - start);
-                                self.kernels.score_keys(q, keys(from, to), scale, &mut scores[from..to]);
-                            }
-                        }
-                    }
-                    let (max, sum) = self.kernels.softmax_partition(scores);
-                    part.fill(0.0);
-                    self.kernels.accumulate_values(scores, values, &mut part);
-                    let out = &mut tile.row(r)[head * d..][..d];
-                    let slot = &mut running[r * heads + head];
-                    *slot = Some(match *slot {
-                        None => {
-                            out.copy_from_slice(&part);
-                            (max, sum)
-                        }
-                        Some(before) => self.kernels.merge_partition(before, out, (max, sum), &part),
-                    });
-                }
-            }
+    /// Folds the records of tiles that were cut.
+    fn merge_records(&self, cut: Vec<(Tile<'_>, Task<'_>)>, records: &[f32]) {
+        let mut rest = records;
+        let mut items: Vec<(Tile<'_>, Task<'_>, &[f32])> = Vec::new();
+        for (tile, task) in cut {
+            let (mine, tail) = rest.split_at(task.partitions() * task.record_values());
+            rest = tail;
+            items.push((tile, task, mine));
         }
-        for (i, partition) in running.into_iter().enumerate() {
-            let (_, sum) = partition.expect("every row sees a cell");
-            let inv = 1.0 / sum;
-            tile.row(i / heads)[i % heads * d..][..d].iter_mut().for_each(|v| *v *= inv);
+        let merge = |(tile, task, records): &mut (Tile<'_>, Task<'_>, &[f32])| {
+            let d = task.cells.head_dim;
+            for i in 0..task.queries() {
+                let out = &mut tile.row(i / task.heads)[i % task.heads * d..][..d];
+                let mut running = NOTHING;
+                for records in records.chunks_exact(task.record_values()) {
+                    let (values, max_sum) = records[i * (d + 2)..][..d + 2].split_at(d);
+                    self.merge(&mut running, out, (max_sum[0], max_sum[1]), values);
+                }
+                finish(out, running);
+            }
+        };
+        if records.len() < super::PARALLEL_VALUES_MIN {
+            items.iter_mut().for_each(merge);
+        } else {
+            self.pool.for_each(&mut items, merge);
+        }
+    }
+
+    /// Folds what a partition gave into what came before; nothing where none of its cells was seen.
+    fn merge(&self, running: &mut (f32, f32), out: &mut [f32], later: (f32, f32), values: &[f32]) {
+        if later == NOTHING {
+            return;
+        }
+        if *running == NOTHING {
+            out.copy_from_slice(values);
+            *running = later;
+        } else {
+            *running = self.kernels.merge_partition(*running, out, later, values);
         }
     }
 }
 
+/// Largest score and sum of weights of a query that has seen no cell: no other has a sum below 1.
+const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
+
+/// Divides by the sum of weights.
+fn finish(out: &mut [f32], (_, sum): (f32, f32)) {
+    assert!(sum != 0.0, "every row sees a cell");
+    let inv = 1.0 / sum;
+    out.iter_mut().for_each(|v| *v *= inv);
+}
+
+/// The output in tiles of some rows of a span by the query heads of one key head.
+fn tiles<'a, 'b>(
+    pass: &'a Pass<'_>,
+    layer: usize,
+    heads: usize,
+    mut rest: &'b mut [f32],
+    width: usize,
+) -> Vec<(Tile<'b>, Task<'a>)> {
+    let mut tiles = Vec::new();
+    for span in &pass.window.spans {
+        let (rows, tail) = rest.split_at_mut(span.count * width);
+        rest = tail;
+        let state: &State = pass.states[span.state];
+        let cells = &state.layout().attention[layer];
+        let heads = heads / cells.kv_heads;
+        let group = heads * cells.head_dim;
+        let row_bounds: Vec<usize> = (0..span.count).step_by(TILE_ROWS_MAX).chain([span.count]).collect();
+        let column_bounds: Vec<usize> = (0..=cells.kv_heads).map(|h| h * group).collect();
+        tiles.extend(split_grid(rows, width, &row_bounds, &column_bounds).into_iter().map(|tile| {
+            let row = span.first + tile.row0();
+            let first_cell = state.tokens() + tile.row0();
+            let task = Task {
+                state,
+                cells,
+                row,
+                rows: tile.rows(),
+                first_cell,
+                kv_head: tile.column0() / group,
+                heads,
+            };
+            (tile, task)
+        }));
+    }
+    tiles
+}
+
+/// Some rows of a span, the query heads of one key head.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     state: &'a State,
     cells: &'a AttentionCells,
-    span: &'a Span,
+    /// First row of the window.
+    row: usize,
+    rows: usize,
+    /// Cell of the first row.
+    first_cell: usize,
+    kv_head: usize,
+    /// Query heads.
+    heads: usize,
+}
+
+impl Task<'_> {
+    fn queries(&self) -> usize {
+        self.rows * self.heads
+    }
+
+    fn partitions(&self) -> usize {
+        (self.first_cell + self.rows).div_ceil(PARTITION_CELLS)
+    }
+
+    /// Values of the records of a partition: per query what it accumulated, its largest score and its sum of weights.
+    fn record_values(&self) -> usize {
+        self.queries() * (self.cells.head_dim + 2)
+    }
+
+    /// Cells from `start` on, in its partition, that row `row` may see.
+    fn visible(&self, row: usize, start: usize) -> usize {
+        (self.first_cell + row + 1).saturating_sub(start).min(PARTITION_CELLS)
+    }
+}
+
+/// Partitions of a task.
+struct Item<'a> {
+    task: Task<'a>,
+    partitions: Range<usize>,
+    target: Target<'a>,
+}
+
+enum Target<'a> {
+    /// All partitions, merged one after the other.
+    Rows(Tile<'a>),
+    /// Records, partition by partition.
+    Records(&'a mut [f32]),
+}
+
+struct Attention<'a> {
+    cpu: &'a Cpu,
+    buffers: &'a Buffers,
+    pass: &'a Pass<'a>,
+    q: BufferId,
     sparse: bool,
+}
+
+impl Attention<'_> {
+    fn run(&self, scratch: &mut Scratch, item: &mut Item<'_>) {
+        let task = item.task;
+        let d = task.cells.head_dim;
+        scratch.running.clear();
+        scratch.running.resize(task.queries(), NOTHING);
+        if let Target::Records(records) = &mut item.target {
+            for record in records.chunks_exact_mut(d + 2) {
+                (record[d], record[d + 1]) = NOTHING;
+            }
+        }
+        // A selection of all that is visible is none.
+        let sparse = self.sparse
+            && (0..task.rows).any(|row| {
+                self.pass.selections[task.row + row].runs != [(0, (task.first_cell + row + 1) as u32)]
+            });
+        for partition in item.partitions.clone() {
+            let start = partition * PARTITION_CELLS;
+            let at = (partition - item.partitions.start) * task.record_values();
+            if sparse {
+                for row in 0..task.rows {
+                    self.list_cells(&task, row, start, &mut scratch.listed);
+                    if !scratch.listed.is_empty() {
+                        let seen = Seen::Listed(&scratch.listed);
+                        let end = task.visible(row, start);
+                        self.attend(&task, row..row + 1, partition, end, seen, &mut scratch.attended);
+                        self.deliver(
+                            &task,
+                            row..row + 1,
+                            &scratch.attended,
+                            &mut scratch.running,
+                            &mut item.target,
+                            at,
+                        );
+                    }
+                }
+            } else {
+                scratch.counts.clear();
+                scratch.counts.extend((0..task.rows).map(|row| task.visible(row, start) as u16));
+                let seen = Seen::First(&scratch.counts);
+                let end = task.visible(task.rows - 1, start);
+                self.attend(&task, 0..task.rows, partition, end, seen, &mut scratch.attended);
+                self.deliver(
+                    &task,
+                    0..task.rows,
+                    &scratch.attended,
+                    &mut scratch.running,
+                    &mut item.target,
+                    at,
+                );
+            }
+        }
+        if let Target::Rows(tile) = &mut item.target {
+            for (i, &running) in scratch.running.iter().enumerate() {
+                finish(&mut tile.row(i / task.heads)[i % task.heads * d..][..d], running);
+            }
+        }
+    }
+
+    /// The cells of the partition from cell `start` on that the selection of row `row` has.
+    fn list_cells(&self, task: &Task<'_>, row: usize, start: usize, cells: &mut Vec<u8>) {
+        cells.clear();
+        let end = start + task.visible(row, start);
+        for (first, end) in self.pass.selections[task.row + row].within(start, end) {
+            cells.extend((first - start..end - start).map(|cell| cell as u8));
+        }
+    }
+
+    /// The queries of some rows against the first `end` cells of a partition.
+    fn attend(
+        &self,
+        task: &Task<'_>,
+        rows: Range<usize>,
+        partition: usize,
+        end: usize,
+        seen: Seen<'_>,
+        out: &mut Attended,
+    ) {
+        let d = task.cells.head_dim;
+        let stride = self.buffers.width(self.q);
+        let first = (task.row + rows.start) * stride + task.kv_head * task.heads * d;
+        let values = &self.buffers.float(self.q)[first..];
+        let queries = Queries { values, stride, rows: rows.len(), heads: task.heads, head_dim: d };
+        let block = task.state.block(partition);
+        let cells = |all: Range<usize>| block.cells(all.start..all.start + end * d);
+        let (keys, values) = (cells(task.cells.keys(task.kv_head)), cells(task.cells.values(task.kv_head)));
+        let partition = Partition { keys, values, seen };
+        self.cpu.kernels.attend_partition(&queries, 1.0 / (d as f32).sqrt(), &partition, out);
+    }
+
+    /// Merges what some rows got, or records it from value `at` on.
+    fn deliver(
+        &self,
+        task: &Task<'_>,
+        rows: Range<usize>,
+        attended: &Attended,
+        running: &mut [(f32, f32)],
+        target: &mut Target<'_>,
+        at: usize,
+    ) {
+        let (d, first) = (task.cells.head_dim, rows.start * task.heads);
+        for i in 0..rows.len() * task.heads {
+            let (query, later, values) = (first + i, attended.max_sum(i), attended.values(i));
+            match target {
+                Target::Rows(tile) => {
+                    let out = &mut tile.row(query / task.heads)[query % task.heads * d..][..d];
+                    self.cpu.merge(&mut running[query], out, later, values);
+                }
+                Target::Records(records) => {
+                    let record = &mut records[at + query * (d + 2)..][..d + 2];
+                    record[..d].copy_from_slice(values);
+                    (record[d], record[d + 1]) = later;
+                }
+            }
+        }
+    }
+}
+
+/// Some rows of a span, one after the other, whose blocks are to be chosen.
+struct ScanItem<'a> {
+    state: &'a State,
+    /// First row of the window.
+    row: usize,
+    /// Cells that the first row sees.
+    visible: usize,
+    selections: &'a mut [Selection],
+    /// Bit i: row i has a score that is NaN.
+    nan: u32,
+}
+
+struct Scan<'a> {
+    cpu: &'a Cpu,
+    buffers: &'a Buffers,
+    layer: usize,
+    q: BufferId,
+    indexer: &'a IndexerSpec,
+}
+
+impl Scan<'_> {
+    /// Complete blocks that row `row` of an item sees.
+    fn blocks(&self, item: &ScanItem<'_>, row: usize) -> usize {
+        (item.visible + row) / self.indexer.block_cells
+    }
+
+    /// All on one thread.
+    fn alone(&self, scratch: &mut Scratch, item: &mut ScanItem<'_>) {
+        let mut scores = std::mem::take(&mut scratch.scores);
+        let blocks = self.blocks(item, item.selections.len() - 1);
+        scores.resize(item.selections.len() * blocks, 0.0);
+        if blocks > self.indexer.blocks_kept {
+            self.score(item, 0..blocks.div_ceil(self.per_partition()), blocks, &mut scores, scratch);
+        }
+        self.choose(item, blocks, &scores, &mut scratch.chosen);
+        scratch.scores = scores;
+    }
+
+    /// The threads share the partitions.
+    fn shared(&self, scratch: &mut [Scratch], item: &mut ScanItem<'_>) {
+        assert_eq!(item.selections.len(), 1, "several rows make several items");
+        let mut scores = std::mem::take(&mut scratch[0].scores);
+        let blocks = self.blocks(item, 0);
+        scores.resize(blocks, 0.0);
+        if blocks > self.indexer.blocks_kept {
+            let partitions = blocks.div_ceil(self.per_partition());
+            let step = partitions.div_ceil(self.cpu.pool.threads() * ITEMS_PER_THREAD);
+            let mut parts: Vec<_> = scores.chunks_mut(step * self.per_partition()).enumerate().collect();
+            self.cpu.pool.for_each_with(scratch, &mut parts, |scratch, (i, scores)| {
+                let first = *i * step;
+                let partitions = first..(first + step).min(partitions);
+                self.score(item, partitions, scores.len(), scores, scratch);
+            });
+        }
+        self.choose(item, blocks, &scores, &mut scratch[0].chosen);
+        scratch[0].scores = scores;
+    }
+
+    /// Blocks that a partition holds.
+    fn per_partition(&self) -> usize {
+        PARTITION_CELLS / self.indexer.block_cells
+    }
+
+    /// Scores of the blocks of some partitions, `blocks` of them, `[rows][blocks]`.
+    fn score(
+        &self,
+        item: &ScanItem<'_>,
+        partitions: Range<usize>,
+        blocks: usize,
+        scores: &mut [f32],
+        scratch: &mut Scratch,
+    ) {
+        let cells = item.state.layout().attention[self.layer].indexer.expect("a sparse layer");
+        let stride = self.buffers.width(self.q);
+        let values = &self.buffers.float(self.q)[item.row * stride..];
+        let (rows, head_dim) = (item.selections.len(), self.indexer.head_dim);
+        let queries = Queries { values, stride, rows, heads: self.indexer.heads, head_dim };
+        let mut part = [0.0; PARTITION_CELLS * TILE_ROWS_MAX];
+        for (i, partition) in partitions.enumerate() {
+            let first = i * self.per_partition();
+            let count = (blocks - first).min(self.per_partition());
+            let keys = item.state.block(partition).cells(cells.first..cells.first + count * head_dim);
+            let part = &mut part[..rows * count];
+            self.cpu.kernels.score_blocks(&queries, keys, part, &mut scratch.attended);
+            for (scores, part) in scores.chunks_exact_mut(blocks).zip(part.chunks_exact(count)) {
+                scores[first..first + count].copy_from_slice(part);
+            }
+        }
+    }
+
+    /// The selections of an item's rows by their scores, `[rows][blocks]`.
+    fn choose(&self, item: &mut ScanItem<'_>, blocks: usize, scores: &[f32], room: &mut Vec<i32>) {
+        for row in 0..item.selections.len() {
+            let complete = self.blocks(item, row);
+            // Blocks that are all kept need no scores.
+            let kept = self.indexer.blocks_kept;
+            let scores = &scores[row * blocks..][..complete];
+            if complete > kept && scores.iter().fold(false, |nan, score| nan | score.is_nan()) {
+                item.nan |= 1 << row;
+            }
+            item.selections[row] =
+                Selection::best_blocks(scores, kept, self.indexer.block_cells, item.visible + row, room);
+        }
+    }
 }

@@ -22,6 +22,10 @@ pub struct Cpu {
     pool: Pool,
     /// `0, 1, 2, ...`: the row list of products that take all rows.
     identity: Vec<u32>,
+    /// Per thread.
+    scratch: Vec<attention::Scratch>,
+    /// What partitions gave that are merged later.
+    records: Vec<f32>,
 }
 
 /// Below this many values an operation over rows runs on one thread: waking others would cost more.
@@ -30,7 +34,8 @@ const PARALLEL_VALUES_MIN: usize = 16 * 1024;
 impl Cpu {
     /// A backend over these kernels and threads.
     pub fn new(kernels: Kernels, pool: Pool) -> Cpu {
-        Cpu { kernels, pool, identity: Vec::new() }
+        let scratch = std::iter::repeat_with(Default::default).take(pool.threads()).collect();
+        Cpu { kernels, pool, identity: Vec::new(), scratch, records: Vec::new() }
     }
 
     /// The kernels it runs.

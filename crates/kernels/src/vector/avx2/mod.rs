@@ -191,12 +191,9 @@ impl Simd for Avx2 {
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
         }
-        fn sum_each(self, x: &[F; 16]) -> F {
-            let mut eight = [[_mm256_setzero_ps(); 8]; 2];
-            for i in 0..16 {
-                eight[i / 8][i % 8] = _mm256_add_ps(x[i][0], x[i][1]);
-            }
-            [sum_each_8(&eight[0]), sum_each_8(&eight[1])]
+        fn add_halves(self, a: F, b: F) -> F { [_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1])] }
+        fn sum_each_half(self, x: &[F; 8]) -> F {
+            [sum_each_8(&[x[0], x[1], x[2], x[3]]), sum_each_8(&[x[4], x[5], x[6], x[7]])]
         }
         fn max_lane(self, x: F) -> f32 {
             let x = _mm256_max_ps(x[0], x[1]);
@@ -595,19 +592,19 @@ pub(super) unsafe fn transpose(m: &mut [__m256i; 8]) {
     }
 }
 
-/// Lane i is the sum of `x[i]`: lanes `l + 4`, then `l + 2`, `l + 1`.
+/// Lane i is the sum of the first of `x[i]`, lane `4 + i` that of the last: lanes `l + 4`, then `l + 2`, `l + 1`.
 ///
 /// # Safety
 ///
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn sum_each_8(x: &[__m256; 8]) -> __m256 {
+unsafe fn sum_each_8(x: &[F; 4]) -> __m256 {
     // SAFETY: AVX2, as the caller promises.
     unsafe {
-        // Halves of a[i] belong to x[i] and x[4 + i].
+        // Halves of a[i] belong to the two of x[i].
         let mut a = [_mm256_setzero_ps(); 4];
         for i in 0..4 {
-            let (u, v) = (x[i], x[4 + i]);
+            let [u, v] = x[i];
             a[i] = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(u, v), _mm256_permute2f128_ps::<0x31>(u, v));
         }
         let (u, v) = (sum_halves(a[0], a[1]), sum_halves(a[2], a[3]));

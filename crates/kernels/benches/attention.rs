@@ -1,0 +1,188 @@
+//! Speed of attention per shape and instruction set, on one core, beside its bounds.
+//!
+//! Decode (one row): GB/s of half-precision keys and values from memory, to be held against the memory's read bandwidth,
+//! and the share of the multiply-adds that the registers could do when they come from a cache. Prompt (16 rows): GFLOP/s.
+//! Arguments: names of shapes, `sparse`, `indexer`; none means all.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kernels::{Attended, Cells, Isa, Kernels, PARTITION_CELLS, Partition, Queries, Seen};
+
+/// Name, query heads per key head, values per head.
+const SHAPES: [(&str, usize, usize); 7] = [
+    ("smollm2", 3, 64),
+    ("qwen2-0.5b", 7, 64),
+    ("qwen2-1.5b", 6, 128),
+    ("moe-1g", 4, 128),
+    ("moe-5g", 8, 128),
+    ("qwen4exp", 12, 256),
+    ("one-head", 1, 128),
+];
+
+/// Values of keys and values: 256 MiB in half precision, more than a cache holds.
+const VALUES: usize = 1 << 27;
+
+fn main() {
+    let names: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let named = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    let cache = Cache::new();
+    for isa in Isa::ALL {
+        let Some(kernels) = Kernels::new(isa).filter(|_| isa != Isa::Scalar) else { continue };
+        println!(
+            "{}, memory {:.1} GB/s\n\
+             shape       heads x dim   decode: GB/s  int8: GB/s   in cache: GFLOP/s   prompt: GFLOP/s",
+            isa.name(),
+            cache.bandwidth()
+        );
+        for (name, heads, dim) in SHAPES.into_iter().filter(|&(name, ..)| named(name)) {
+            shape(&kernels, &cache, name, heads, dim);
+        }
+        if named("sparse") {
+            sparse(&kernels, &cache);
+        }
+        if named("indexer") {
+            indexer(&kernels, &cache);
+        }
+    }
+}
+
+/// Keys and values without end.
+struct Cache {
+    halves: Vec<u16>,
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+}
+
+impl Cache {
+    fn new() -> Cache {
+        Cache {
+            halves: (0..VALUES).map(|i| 0x2c00 + (i * 7 % 4001) as u16).collect(),
+            codes: (0..VALUES).map(|i| (i * 7 % 251) as i8).collect(),
+            scales: vec![0.001; VALUES / 64],
+        }
+    }
+
+    /// Run `i` of `values` values.
+    fn half(&self, i: usize, values: usize) -> Cells<'_> {
+        Cells::F16(&self.halves[i * values..][..values])
+    }
+
+    fn int8(&self, i: usize, values: usize) -> Cells<'_> {
+        let (codes, scales) =
+            (&self.codes[i * values..][..values], &self.scales[i * values / 64..][..values / 64]);
+        Cells::Int8 { codes, scales }
+    }
+
+    /// GB/s of one core.
+    fn bandwidth(&self) -> f64 {
+        let sum = |part: &[u16]| part.iter().fold(0u16, |sum, &x| sum | x);
+        2.0 * VALUES as f64 / 1e9 / seconds(|| _ = black_box(sum(&self.halves)))
+    }
+}
+
+/// Dense attention of one row, then of sixteen.
+fn shape(kernels: &Kernels, cache: &Cache, name: &str, heads: usize, dim: usize) {
+    let values = PARTITION_CELLS * dim;
+    let mut out = Attended::default();
+    let mut run = |rows: usize, int8: bool, partitions: usize| {
+        let q = some_queries(rows * heads * dim);
+        let queries = Queries { values: &q, stride: heads * dim, rows, heads, head_dim: dim };
+        let counts = vec![PARTITION_CELLS as u16; rows];
+        let cells = |i| if int8 { cache.int8(i, values) } else { cache.half(i, values) };
+        let seconds = seconds(|| {
+            for i in 0..partitions {
+                let partition =
+                    Partition { keys: cells(2 * i), values: cells(2 * i + 1), seen: Seen::First(&counts) };
+                kernels.attend_partition(&queries, 0.1, &partition, &mut out);
+            }
+        });
+        seconds / partitions as f64
+    };
+    let (bytes, flops) = (4e-9 * values as f64, 4e-9 * (heads * values) as f64);
+    println!(
+        "{name:12} {heads:2} x {dim:3} {:13.1} {:12.1} {:17.1} {:17.1}",
+        bytes / run(1, false, VALUES / values / 2),
+        bytes * (1.0 + 4.0 / 64.0) / 2.0 / run(1, true, VALUES / values / 2),
+        flops / run(1, false, 2),
+        16.0 * flops / run(16, false, 2),
+    );
+}
+
+/// One row of qwen4exp over scattered blocks of four cells: every fourth block of partitions in memory.
+fn sparse(kernels: &Kernels, cache: &Cache) {
+    let (heads, dim) = (12, 256);
+    let values = PARTITION_CELLS * dim;
+    let q = some_queries(heads * dim);
+    let queries = Queries { values: &q, stride: 0, rows: 1, heads, head_dim: dim };
+    let mut out = Attended::default();
+    for every in [1, 4, 16] {
+        let seen: Vec<u8> = (0..=255).filter(|cell| cell / 4 % every == 0).collect();
+        let mut run = |partitions: usize| {
+            let seconds = seconds(|| {
+                for i in 0..partitions {
+                    let (keys, values) = (cache.half(2 * i, values), cache.half(2 * i + 1, values));
+                    kernels.attend_partition(
+                        &queries,
+                        0.1,
+                        &Partition { keys, values, seen: Seen::Listed(&seen) },
+                        &mut out,
+                    );
+                }
+            });
+            seconds / partitions as f64
+        };
+        let (bytes, flops) = (4e-9 * (seen.len() * dim) as f64, 4e-9 * (seen.len() * heads * dim) as f64);
+        let (far, near) = (run(VALUES / values / 2), run(2));
+        println!(
+            "sparse, {:3} cells a partition: {:.1} GB/s, {:.1} GFLOP/s; in cache {:.1} GFLOP/s",
+            seen.len(),
+            bytes / far,
+            flops / far,
+            flops / near
+        );
+    }
+}
+
+/// The indexer of qwen4exp: 64 pooled keys a partition.
+fn indexer(kernels: &Kernels, cache: &Cache) {
+    let (heads, dim, blocks) = (4, 128, 64);
+    let mut room = Attended::default();
+    for rows in [1, 16] {
+        let q = some_queries(rows * heads * dim);
+        let queries = Queries { values: &q, stride: heads * dim, rows, heads, head_dim: dim };
+        let mut scores = vec![0.0; rows * blocks];
+        let mut run = |partitions: usize| {
+            let seconds = seconds(|| {
+                for i in 0..partitions {
+                    kernels.score_blocks(&queries, cache.half(i, blocks * dim), &mut scores, &mut room);
+                }
+            });
+            seconds / partitions as f64
+        };
+        let (bytes, flops) = (2e-9 * (blocks * dim) as f64, 2e-9 * (rows * heads * blocks * dim) as f64);
+        let (far, near) = (run(VALUES / blocks / dim), run(4));
+        println!(
+            "indexer, {rows:2} rows: {:.1} GB/s, {:.1} GFLOP/s; in cache {:.1} GFLOP/s",
+            bytes / far,
+            flops / far,
+            flops / near
+        );
+    }
+}
+
+fn some_queries(values: usize) -> Vec<f32> {
+    (0..values).map(|i| (i * 13 % 101) as f32 * 0.01 - 0.5).collect()
+}
+
+/// The least time of a call over a fifth of a second.
+fn seconds(mut call: impl FnMut()) -> f64 {
+    let mut least = f64::INFINITY;
+    let start = Instant::now();
+    while start.elapsed().as_secs_f64() < 0.2 {
+        let begun = Instant::now();
+        call();
+        least = least.min(begun.elapsed().as_secs_f64());
+    }
+    least
+}

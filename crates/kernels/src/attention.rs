@@ -1,0 +1,209 @@
+//! What the kernels of attention take and give.
+
+use crate::PARTITION_CELLS;
+
+/// Values of an int8 cell that share a scale.
+pub const SCALE_VALUES: usize = 64;
+
+/// Rows of cached keys or values in a cache's element type.
+#[derive(Clone, Copy)]
+pub enum Cells<'a> {
+    /// IEEE single precision.
+    F32(&'a [f32]),
+    /// Bits of IEEE half precision.
+    F16(&'a [u16]),
+    /// Codes, and per cell a scale for each [`SCALE_VALUES`] of its values; the last may be for fewer.
+    Int8 {
+        /// `[cells][width]`.
+        codes: &'a [i8],
+        /// `[cells][width / 64, rounded up]`.
+        scales: &'a [f32],
+    },
+}
+
+impl Cells<'_> {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Cells::F32(cells) => cells.len(),
+            Cells::F16(cells) => cells.len(),
+            Cells::Int8 { codes, .. } => codes.len(),
+        }
+    }
+
+    /// True without values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True for whole cells of `width` values with their scales.
+    pub(crate) fn are_cells_of(&self, width: usize) -> bool {
+        let scaled = match self {
+            Cells::Int8 { codes, scales } => {
+                scales.len() == codes.len() / width * width.div_ceil(SCALE_VALUES)
+            }
+            _ => true,
+        };
+        scaled && self.len().is_multiple_of(width)
+    }
+}
+
+/// Query heads of some rows that share keys and values.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    /// `[heads][head_dim]` of each row; rows begin `stride` values apart.
+    pub values: &'a [f32],
+    /// Values from one row to the next.
+    pub stride: usize,
+    /// Number of rows, at least 1.
+    pub rows: usize,
+    /// Heads of a row, at least 1.
+    pub heads: usize,
+    /// Values of a head, at least 1.
+    pub head_dim: usize,
+}
+
+impl<'a> Queries<'a> {
+    /// Number of queries.
+    pub fn len(&self) -> usize {
+        self.rows * self.heads
+    }
+
+    /// True without queries.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Query `i`: head `i % heads` of row `i / heads`.
+    pub(crate) fn query(&self, i: usize) -> &'a [f32] {
+        &self.values[i / self.heads * self.stride + i % self.heads * self.head_dim..][..self.head_dim]
+    }
+
+    pub(crate) fn assert_shape(&self) {
+        assert!(self.rows > 0 && self.heads > 0 && self.head_dim > 0);
+        assert!((self.rows - 1) * self.stride + self.heads * self.head_dim <= self.values.len());
+    }
+}
+
+/// Which cells of a partition are seen.
+#[derive(Clone, Copy)]
+pub enum Seen<'a> {
+    /// The first so many, row by row. A row that sees none is left out.
+    First(&'a [u16]),
+    /// These, ascending, by all rows.
+    Listed(&'a [u8]),
+}
+
+/// A partition's keys and values.
+#[derive(Clone, Copy)]
+pub struct Partition<'a> {
+    /// `[cells][head_dim]`, from the partition's first cell to the last that is seen, or beyond.
+    pub keys: Cells<'a>,
+    /// Same shape.
+    pub values: Cells<'a>,
+    /// The cells that are seen.
+    pub seen: Seen<'a>,
+}
+
+impl Partition<'_> {
+    /// Cells from the first to the last that is seen by some row.
+    pub(crate) fn end(&self) -> usize {
+        match self.seen {
+            Seen::First(counts) => counts.iter().copied().max().map_or(0, usize::from),
+            Seen::Listed(cells) => cells.last().map_or(0, |&last| usize::from(last) + 1),
+        }
+    }
+
+    pub(crate) fn assert_shape(&self, queries: &Queries<'_>) {
+        let width = queries.head_dim;
+        assert!(self.keys.are_cells_of(width) && self.values.are_cells_of(width));
+        assert!(
+            self.end() <= PARTITION_CELLS && self.end() * width <= self.keys.len().min(self.values.len())
+        );
+        match self.seen {
+            Seen::First(counts) => assert_eq!(counts.len(), queries.rows),
+            Seen::Listed(cells) => assert!(!cells.is_empty() && cells.is_sorted_by(|a, b| a < b)),
+        }
+    }
+}
+
+/// What queries get out of a partition, and room to work in; made once, used again and again.
+#[derive(Default)]
+pub struct Attended {
+    pub(crate) head_dim: usize,
+    /// Per query.
+    pub(crate) max_sum: Vec<(f32, f32)>,
+    /// Vectors of a head.
+    pub(crate) lines: usize,
+    /// `[queries][lines]`: what was accumulated.
+    pub(crate) values: Lines,
+    /// `[queries][lines]`: the queries, padded with zeros.
+    pub(crate) queries: Lines,
+    /// `[queries][16]`: scores of the cells of a partition, then their weights.
+    pub(crate) weights: Lines,
+    /// Some cells in single precision.
+    pub(crate) chunk: Lines,
+}
+
+impl Attended {
+    /// Room for so many queries of `head_dim` values; chunks of `chunk` lines.
+    pub(crate) fn set_shape(&mut self, queries: usize, head_dim: usize, chunk: usize) {
+        self.head_dim = head_dim;
+        self.lines = head_dim.div_ceil(LINE);
+        self.max_sum.resize(queries, (0.0, 0.0));
+        self.values.grow(queries * self.lines);
+        self.queries.grow(queries * self.lines);
+        self.weights.grow(queries * PARTITION_CELLS / LINE);
+        self.chunk.grow(chunk);
+    }
+
+    /// Largest score and sum of weights of query `i`.
+    pub fn max_sum(&self, i: usize) -> (f32, f32) {
+        self.max_sum[i]
+    }
+
+    /// The accumulated values of query `i`, `[head_dim]`.
+    pub fn values(&self, i: usize) -> &[f32] {
+        &self.values[i * self.lines..][..self.lines].as_flattened()[..self.head_dim]
+    }
+
+    pub(crate) fn values_mut(&mut self, i: usize) -> &mut [f32] {
+        &mut self.values[i * self.lines..][..self.lines].as_flattened_mut()[..self.head_dim]
+    }
+}
+
+/// Values of a vector and of a cache line.
+pub(crate) const LINE: usize = 16;
+
+/// Vectors of sixteen values, each on a cache line of its own.
+#[derive(Default)]
+pub(crate) struct Lines(Vec<Aligned>);
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Aligned([f32; LINE]);
+
+impl Lines {
+    /// Makes room for at least `lines` lines; what they hold is not specified.
+    pub fn grow(&mut self, lines: usize) {
+        if self.0.len() < lines {
+            self.0.resize(lines, Aligned([0.0; LINE]));
+        }
+    }
+}
+
+impl std::ops::Deref for Lines {
+    type Target = [[f32; LINE]];
+
+    fn deref(&self) -> &[[f32; LINE]] {
+        // SAFETY: an `Aligned` is its sixteen values and nothing else, so that many arrays of them lie there.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len()) }
+    }
+}
+
+impl std::ops::DerefMut for Lines {
+    fn deref_mut(&mut self) -> &mut [[f32; LINE]] {
+        // SAFETY: as above; `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
+    }
+}
