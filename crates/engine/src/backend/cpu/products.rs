@@ -72,12 +72,15 @@ impl Cpu {
         gather: bool,
     ) {
         let routing = &pass.routing;
+        if routing.groups.is_empty() {
+            return;
+        }
         let mut target = buffers.take(out);
         let values = routing.len() * linear.outputs;
         self.grow_identity(routing.len());
         let mut row_bounds: Vec<usize> = routing.groups.iter().map(|&(_, first)| first).collect();
         row_bounds.push(routing.len());
-        let rows_per_expert = routing.len().div_ceil(routing.groups.len().max(1));
+        let rows_per_expert = routing.len().div_ceil(routing.groups.len());
         let experts = pass.experts.as_ref().expect("experts are acquired after their router");
         let row_bytes = experts.rows(linear.weight, 0).row_bytes();
         let bounds = self.column_bounds(linear.outputs, row_bytes, rows_per_expert);
