@@ -123,12 +123,14 @@ impl Cpu {
 
     fn column_bounds(&self, columns: usize, row_bytes: usize, rows: usize) -> Vec<usize> {
         let threads = self.pool.threads();
-        let mut step = columns.div_ceil(threads * TILES_PER_THREAD).next_multiple_of(TILE_COLUMNS);
+        let mut tiles = threads * TILES_PER_THREAD;
+        if rows == 1 {
+            // A multiple of the threads, so that none has one more than another.
+            tiles = tiles.min(columns * row_bytes / TILE_BYTES_MIN / threads * threads).max(threads);
+        }
+        let mut step = columns.div_ceil(tiles).next_multiple_of(TILE_COLUMNS);
         if rows > 1 {
             step = step.min(TILE_COLUMNS_MAX);
-        } else {
-            let least = (TILE_BYTES_MIN / row_bytes).next_multiple_of(TILE_COLUMNS);
-            step = step.max(least.min(columns.div_ceil(threads).next_multiple_of(TILE_COLUMNS)));
         }
         if threads == 1 && rows == 1 {
             step = columns;
