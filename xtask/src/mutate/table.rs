@@ -79,18 +79,20 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "rows of a tile see each other's cells",
         file: ATTENTION,
-        old: "let visible = (first_cell + r + 1).saturating_sub(start)",
-        new: "let visible = last_visible.saturating_sub(start)",
+        old: "extend((0..task.rows).map(|row| task.visible(row, start) as u16));",
+        new: "extend((0..task.rows).map(|_| task.visible(task.rows - 1, start) as u16));",
         test: LLAMA,
         quick: false,
     },
     Mutant {
         name: "a lone row merges partitions from the last",
         file: ATTENTION,
-        old: "for partition in 0..last_visible.div_ceil(PARTITION_CELLS) {",
-        new: "for i in 0..last_visible.div_ceil(PARTITION_CELLS) {
-            let last = last_visible.div_ceil(PARTITION_CELLS) - 1;
-            let partition = if tile.rows() > 1 { i } else { last - i };",
+        old: "for partition in item.partitions.clone() {",
+        new: "let mut partitions: Vec<usize> = item.partitions.clone().collect();
+        if task.rows == 1 {
+            partitions.reverse();
+        }
+        for partition in partitions {",
         test: LLAMA_LONG,
         quick: false,
     },
@@ -105,8 +107,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "blocks that the window completes later can be chosen",
         file: ATTENTION,
-        old: "q, indexer, visible / indexer.block_cells);",
-        new: "q, indexer, (first + span.count) / indexer.block_cells);",
+        old: "(item.visible + row) / self.indexer.block_cells",
+        new: "(item.visible + item.selections.len() - 1) / self.indexer.block_cells",
         test: SPARSE,
         quick: false,
     },
