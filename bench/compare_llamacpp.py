@@ -28,6 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 import llcpp  # noqa: E402
+from requantise import copy_keys  # noqa: E402
 
 PROMPTS = [
     "The capital of France is", "Once upon a time there was a small robot who",
@@ -58,13 +59,7 @@ def widen(path, out):
     """The same model with every tensor in F32."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        if field.types[0] == gguf.GGUFValueType.ARRAY:
-            writer.add_array(field.name, field.contents())
-        else:
-            writer.add_key_value(field.name, field.contents(), field.types[0])
+    copy_keys(reader, writer)
     for t in reader.tensors:
         shape = [int(n) for n in t.shape[::-1]]
         writer.add_tensor(t.name, gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32).reshape(shape))

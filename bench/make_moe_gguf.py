@@ -2,8 +2,8 @@
 """Write a random-weight mixture-of-experts GGUF of any size, for benchmarks and loader tests.
 
 Where no MoE checkpoint can be had, the benchmarks use a synthetic one: architecture `qwen3moe`, or `qwen4exp` with
-`--size flash` (delta-net layers, sparse attention, hyper-connections, n-gram table), tokenizer copied from any GGUF that has one, every quantised block filled with random bits and given a
-scale that makes the dequantised weights zero-mean with standard deviation gain/sqrt(fan_in). Activations therefore
+`--size flash` (delta-net layers, sparse attention, hyper-connections, n-gram table), tokenizer copied from any GGUF that
+has one, every quantised block filled with random bits and given a scale that makes the dequantised weights zero-mean with standard deviation gain/sqrt(fan_in). Activations therefore
 stay finite over any depth, the router spreads tokens over the experts, and a reader does exactly the memory traffic
 and arithmetic of a real model of that shape. What it says is noise: use it for speed, memory, loading, offload and
 for comparing two engines' logits on the same file, never for quality.
@@ -49,7 +49,7 @@ FLASH = dict(key_heads=16, value_heads=48, state=128, taps=4, streams=4, rank=32
 
 # Where a block keeps its f16 scale (byte offset), and for types with a separate minimum, that one's offset with the
 # ratio min_scale/scale which centres the weights on zero when sub-scales and sub-minimums are drawn alike: half of
-# the largest quant. Types without f16 scales are handled in random_blocks().
+# the largest quant. Types without f16 scales are not made.
 SCALE_AT = {
     T.Q4_0: (0, None, 0.0), T.Q4_1: (0, 2, 7.5), T.Q5_0: (0, None, 0.0), T.Q5_1: (0, 2, 15.5), T.Q8_0: (0, None, 0.0),
     T.Q2_K: (80, 82, 1.5), T.Q3_K: (108, None, 0.0), T.Q4_K: (0, 2, 7.5), T.Q5_K: (0, 2, 15.5), T.Q6_K: (208, None, 0.0),

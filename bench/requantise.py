@@ -43,10 +43,8 @@ def quantized(values, name):
                                   parts(len(values))))
 
 
-def requantise(source, name, path):
-    """The model with every matrix in this type."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+def copy_keys(reader, writer):
+    """All metadata but what the writer makes itself."""
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
@@ -54,6 +52,13 @@ def requantise(source, name, path):
             writer.add_array(field.name, field.contents())
         else:
             writer.add_key_value(field.name, field.contents(), field.types[0])
+
+
+def requantise(source, name, path):
+    """The model with every matrix in this type."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    copy_keys(reader, writer)
     kind = gguf.GGMLQuantizationType[name]
     per, size = gguf.GGML_QUANT_SIZES[kind]
     for t in reader.tensors:

@@ -211,6 +211,8 @@ fn run_segments<'a, B: Backend>(
         if let Some(layer) = segment.experts_of {
             pass.experts =
                 Some(model.experts.acquire(layer, pass.routing.groups.iter().map(|group| group.0)));
+            // Growing would lose what lies in memory that other buffers share.
+            assert!(pass.routing.len() <= buffers.rows_of(Domain::Assignments));
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
     }

@@ -134,6 +134,11 @@ impl Buffers {
         self.spec(id).slot as usize
     }
 
+    /// Rows a domain has now.
+    pub fn rows_of(&self, domain: Domain) -> usize {
+        self.rows[domain as usize]
+    }
+
     /// Rows a buffer has now.
     pub fn rows(&self, id: BufferId) -> usize {
         self.rows[self.spec(id).domain as usize]

@@ -12,6 +12,7 @@ mod text;
 
 use kernels::PARTITION_CELLS;
 
+pub(crate) use parts::ATTENTION_RECORD_BYTES_MAX;
 pub use parts::{Part, PartKind, Place};
 pub use refusal::{Change, Refusal, Suggestion};
 pub use shapes::{PassShapes, Shapes};

@@ -106,8 +106,11 @@ impl Part {
 /// find them took 260 in a vocabulary of 250,000, the metadata they were made from included.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 400;
 
-/// What is not planned byte by byte: the program itself, stacks of threads, lists of a window, requests.
-const MARGIN_BYTES: u64 = 64 << 20;
+/// Most bytes that the CPU's attention keeps of partitions that threads share, until they are merged.
+pub(crate) const ATTENTION_RECORD_BYTES_MAX: usize = 32 << 20;
+
+/// What is not planned byte by byte: the program itself, stacks and work space of threads, lists of a window, requests.
+const MARGIN_BYTES: u64 = (64 << 20) + ATTENTION_RECORD_BYTES_MAX as u64;
 
 /// And of every this many planned bytes one: what the allocator rounds up and keeps.
 const MARGIN_FRACTION: u64 = 64;

@@ -2,7 +2,11 @@
 
 use core::arch::x86_64::*;
 
-use super::simd::Simd;
+use super::matmul_int8;
+use super::packed::Packed;
+use super::simd::{Dots, Simd};
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
 
 /// Exists only where the CPU has AVX2, FMA, F16C and AVX-512 F, BW, VL, DQ, VNNI.
 #[derive(Clone, Copy)]
@@ -18,22 +22,24 @@ impl Avx512 {
     }
 }
 
-macro_rules! operations {
-    ($(fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $out {
-            // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
-            // loads and stores take, masks cover as many as the slices hold.
-            unsafe { $($body)* }
-        }
-    )*};
-}
-
 /// The first n of sixteen lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
     debug_assert!(n < 16);
     ((1u32 << n) - 1) as __mmask16
+}
+
+impl Dots for Avx512 {
+    operations! {
+        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[i8; 16]) -> __m512i {
+            let mut acc = acc;
+            for j in 0..4 {
+                let four = activations.as_ptr().cast::<i32>().add(j).read_unaligned();
+                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(four));
+            }
+            acc
+        }
+    }
 }
 
 impl Simd for Avx512 {
@@ -43,6 +49,17 @@ impl Simd for Avx512 {
     const WIDE: bool = true;
     // VPDPBUSD multiplies unsigned by signed bytes, so signed codes are stored plus 128.
     const SIGNED_BIAS: i32 = 128;
+
+    #[inline(always)]
+    fn matmul_packed<Q: Packed>(
+        self,
+        weights: &WeightRows<'_>,
+        x: &Int8Rows<'_>,
+        rows: &[u32],
+        out: &mut Tile<'_>,
+    ) {
+        matmul_int8::by_dots::<Self, Q>(self, weights, x, rows, out);
+    }
 
     operations! {
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
@@ -136,15 +153,6 @@ impl Simd for Avx512 {
                 _mm512_storeu_si512(out[j].as_mut_ptr().cast(), columns[j]);
             }
         }
-        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[i8; 16]) -> __m512i {
-            let mut acc = acc;
-            for j in 0..4 {
-                let four = activations.as_ptr().cast::<i32>().add(j).read_unaligned();
-                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(four));
-            }
-            acc
-        }
-
         fn transpose(self, x: &mut [__m512; 16]) -> () {
             let mut bits = [_mm512_setzero_si512(); 16];
             for i in 0..16 {

@@ -3,12 +3,14 @@
 //! The sum of an output runs serially over its groups, so the float part wants lanes that are different outputs. For many
 //! activation rows a [`super::panel`] of decoded, interleaved weight rows gives that at once. For few rows decoding would
 //! cost more than the products: [`super::few_rows`] takes the weight rows as they lie, with groups as lanes, and
-//! transposes the terms of sixteen weight rows before it adds them.
+//! transposes the terms of sixteen weight rows before it adds them. AVX2 has a way of its own (`avx2::product`).
 
 use gguf::TensorType;
 
+use super::few_rows::{self, FEW_ROWS};
 use super::packed::Packed;
-use super::simd::Simd;
+use super::panel;
+use super::simd::{Dots, Simd};
 use crate::quant::Format;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
@@ -77,14 +79,18 @@ const fn code_offset(dtype: TensorType) -> Option<i32> {
     }
 }
 
-/// Products of a format whose blocks vector instructions unpack.
+/// Products on an instruction set that sums four of them at once; see [`crate::scalar::matmul_int8`].
 #[inline(always)]
-pub(super) fn packed<S: Simd, F: Packed>(
+pub(super) fn by_dots<S: Dots, F: Packed>(
     s: S,
     weights: &WeightRows<'_>,
     x: &Int8Rows<'_>,
     rows: &[u32],
     out: &mut Tile<'_>,
 ) {
-    s.matmul_packed::<F>(weights, x, rows, out);
+    if rows.len() <= FEW_ROWS {
+        few_rows::matmul::<S, F>(s, weights, x, rows, out);
+    } else {
+        panel::matmul::<S, F>(s, weights, x, rows, out);
+    }
 }

@@ -3,6 +3,19 @@
 //! Algorithms are written once over [`simd::Simd`] and instantiated for each instruction set inside functions that
 //! enable its features; [`functions`] makes the tables.
 
+/// Methods of an instruction set's type that are made of its instructions.
+macro_rules! operations {
+    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        fn $name($self $(, $arg: $type)*) -> $out {
+            // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
+            // loads and stores take, masks cover as many as the slices hold.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -35,6 +48,7 @@ use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 use neon::Neon;
 use packed::Packed;
+use simd::Simd;
 
 /// A safe function that runs a generic one with the features of an instruction set.
 macro_rules! enabled {
@@ -59,7 +73,7 @@ macro_rules! functions {
             use super::*;
 
             fn packed<F: Packed>() -> MatmulInt8 {
-                enabled!($isa, $features, <F: Packed>, matmul_int8::packed::<$isa, F>,
+                enabled!($isa, $features, <F: Packed>, $isa::matmul_packed::<F>,
                     (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
             }
 

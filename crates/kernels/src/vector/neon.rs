@@ -3,7 +3,11 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::simd::{Simd, padded};
+use super::matmul_int8;
+use super::packed::Packed;
+use super::simd::{Dots, Simd, padded};
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
 
 /// Exists only where the CPU has NEON and its dot product.
 #[derive(Clone, Copy)]
@@ -48,16 +52,13 @@ macro_rules! quarters {
     };
 }
 
-macro_rules! operations {
-    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
-        $(#[$doc])*
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $out {
-            // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
-            // loads and stores take.
-            unsafe { $($body)* }
+impl Dots for Neon {
+    operations! {
+        fn dot16(self, _signed: bool, acc: I, codes: &[B; 4], activations: &[i8; 16]) -> I {
+            let activations = vld1q_s8(activations.as_ptr());
+            quarters!(Q => self.dot_each(acc[Q], [codes[0][Q], codes[1][Q], codes[2][Q], codes[3][Q]], activations))
         }
-    )*};
+    }
 }
 
 impl Simd for Neon {
@@ -66,6 +67,17 @@ impl Simd for Neon {
     type B = B;
     const WIDE: bool = false;
     const SIGNED_BIAS: i32 = 0;
+
+    #[inline(always)]
+    fn matmul_packed<Q: Packed>(
+        self,
+        weights: &WeightRows<'_>,
+        x: &Int8Rows<'_>,
+        rows: &[u32],
+        out: &mut Tile<'_>,
+    ) {
+        matmul_int8::by_dots::<Self, Q>(self, weights, x, rows, out);
+    }
 
     #[inline(always)]
     fn load_first(self, x: &[f32]) -> F {
@@ -224,11 +236,6 @@ impl Simd for Neon {
                 }
             }
         }
-        fn dot16(self, _signed: bool, acc: I, codes: &[B; 4], activations: &[i8; 16]) -> I {
-            let activations = vld1q_s8(activations.as_ptr());
-            quarters!(Q => self.dot_each(acc[Q], [codes[0][Q], codes[1][Q], codes[2][Q], codes[3][Q]], activations))
-        }
-
         fn transpose(self, x: &mut [F; 16]) -> () {
             let mut out = *x;
             for r in 0..4 {

@@ -7,7 +7,7 @@
 use super::few_rows::add_chain;
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, bias};
 use super::packed::{Packed, chain_bytes, chain_scales};
-use super::simd::Simd;
+use super::simd::{Dots, Simd};
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
@@ -94,7 +94,7 @@ pub(super) fn transposed<S: Simd, F: Packed>(s: S, bits: &[[u16; 16]; 16]) -> [S
 
 /// See [`crate::scalar::matmul_int8`].
 #[inline(always)]
-pub(super) fn matmul<S: Simd, F: Packed>(
+pub(super) fn matmul<S: Dots, F: Packed>(
     s: S,
     weights: &WeightRows<'_>,
     x: &Int8Rows<'_>,
@@ -148,7 +148,7 @@ struct Chain<'a> {
 
 impl<'a> Product<'a> {
     #[inline(always)]
-    fn rows<S: Simd, F: Shape, const R: usize>(&self, s: S, rows: &[u32], out: &mut Tile<'_>) {
+    fn rows<S: Dots, F: Shape, const R: usize>(&self, s: S, rows: &[u32], out: &mut Tile<'_>) {
         let (batches, rest) = rows.as_chunks::<R>();
         for (b, batch) in batches.iter().enumerate() {
             self.batch::<S, F, R>(s, batch, b * R, out);
@@ -160,7 +160,7 @@ impl<'a> Product<'a> {
 
     /// Adds the chain to R rows of the tile, `r` on.
     #[inline(always)]
-    fn batch<S: Simd, F: Shape, const R: usize>(&self, s: S, rows: &[u32; R], r: usize, out: &mut Tile<'_>) {
+    fn batch<S: Dots, F: Shape, const R: usize>(&self, s: S, rows: &[u32; R], r: usize, out: &mut Tile<'_>) {
         let mut chains = [Chain {
             q: &[],
             d: &[],
@@ -216,7 +216,7 @@ impl<'a> Product<'a> {
 
     /// The sums over the chain of sixteen weight rows (lanes) with each of R activation rows, at most eight.
     #[inline(always)]
-    fn chain_sums<S: Simd, F: Shape, const R: usize>(
+    fn chain_sums<S: Dots, F: Shape, const R: usize>(
         &self,
         s: S,
         count: usize,
@@ -247,7 +247,7 @@ impl<'a> Product<'a> {
 }
 
 /// A group of sixteen weight rows.
-struct Group<'a, S: Simd> {
+struct Group<'a, S: Dots> {
     codes: [[S::B; 4]; 2],
     d: [S::F; 2],
     min: S::F,
@@ -255,7 +255,7 @@ struct Group<'a, S: Simd> {
     m16: &'a [[i32; LANES]; 2],
 }
 
-impl<S: Simd> Group<'_, S> {
+impl<S: Dots> Group<'_, S> {
     /// `acc` and the terms of the group with group g of an activation row.
     #[inline(always)]
     fn add_to<F: Shape>(&self, s: S, acc: S::F, g: usize, chain: &Chain<'_>) -> S::F {

@@ -1,8 +1,6 @@
 //! The vector operations the kernels are written in.
 
-use super::few_rows::{self, FEW_ROWS};
 use super::packed::Packed;
-use super::panel;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -19,24 +17,17 @@ pub(super) trait Simd: Copy {
     type B: Copy;
     /// True with 32 registers of 16 lanes: algorithms then keep more in flight.
     const WIDE: bool;
-    /// What [`Simd::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
+    /// What [`Dots::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
     const SIGNED_BIAS: i32;
 
     /// Products of a format that vector instructions unpack; see [`crate::scalar::matmul_int8`].
-    #[inline(always)]
     fn matmul_packed<Q: Packed>(
         self,
         weights: &WeightRows<'_>,
         x: &Int8Rows<'_>,
         rows: &[u32],
         out: &mut Tile<'_>,
-    ) {
-        if rows.len() <= FEW_ROWS {
-            few_rows::matmul::<Self, Q>(self, weights, x, rows, out);
-        } else {
-            panel::matmul::<Self, Q>(self, weights, x, rows, out);
-        }
-    }
+    );
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &[f32; 16]) -> Self::F;
@@ -108,14 +99,8 @@ pub(super) trait Simd: Copy {
     fn store_i8(self, x: Self::I, out: &mut [i8; 16]);
 
     /// Transposes 16 rows of 16 groups of four bytes: `out[j]` holds bytes `4 j .. 4 j + 4` of every row.
-    /// Signed codes come out as [`Simd::dot16`] wants them.
+    /// Signed codes come out as [`Dots::dot16`] wants them.
     fn interleave(self, signed: bool, rows: [&[u8; 64]; 16], out: &mut [[u8; 64]; 16]);
-    /// `acc` plus, in lane r, the product of the 16 codes of row r with the 16 activations, exact.
-    ///
-    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
-    /// Activations: -127..=127.
-    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[i8; 16]) -> Self::I;
-
     /// Transposes 16 rows of 16 values.
     fn transpose(self, x: &mut [Self::F; 16]);
     fn load_i8(self, x: &[i8; 16]) -> Self::I;
@@ -187,6 +172,15 @@ pub(super) trait Simd: Copy {
     fn add_halves(self, a: Self::F, b: Self::F) -> Self::F;
     /// The other steps of [`Simd::sum`]. The halves of `x[i]` give lanes i and i + 4, from `x[4]` on i + 4 and i + 8.
     fn sum_each_half(self, x: &[Self::F; 8]) -> Self::F;
+}
+
+/// An instruction set that sums four products of bytes at once.
+pub(super) trait Dots: Simd {
+    /// `acc` plus, in lane r, the product of the 16 codes of row r with the 16 activations, exact.
+    ///
+    /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
+    /// Activations: -127..=127.
+    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[i8; 16]) -> Self::I;
 }
 
 /// Up to 16 values and zeros behind them: what a set without masks loads for "first n".

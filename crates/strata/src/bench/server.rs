@@ -79,6 +79,7 @@ impl Server {
             .http_status_as_error(false)
             .timeout_connect(Some(Duration::from_secs(10)))
             .timeout_recv_response(Some(ANSWER_TIME))
+            .timeout_recv_body(Some(ANSWER_TIME))
             .proxy(None);
         let agent = Agent::new_with_config(config.build());
         let start = Instant::now();

@@ -14,6 +14,11 @@ use crate::state::{AttentionCells, KvType, State};
 const TILE_ROWS_MAX: usize = 16;
 /// Items per thread, so that a thread that was held up does not hold up the others for long.
 const ITEMS_PER_THREAD: usize = 4;
+/// Most values of the records that partitions leave to be merged. Tiles beyond are not cut: threads may then wait for one
+/// another, but a long context in a wide window takes no memory that nobody planned.
+const RECORD_VALUES_MAX: usize = crate::memory::ATTENTION_RECORD_BYTES_MAX / size_of::<f32>();
+/// Most scores of pooled keys that a thread holds, of one row at least.
+const SCORES_MAX: usize = 1 << 18;
 
 /// What a thread works with; made once and used again and again.
 #[derive(Default)]
@@ -117,6 +122,8 @@ impl Cpu {
             let (mine, tail) = rest.split_at_mut(span.count);
             rest = tail;
             let state: &State = pass.states[span.state];
+            let blocks = (state.tokens() + span.count) / indexer.block_cells;
+            let rows = rows.min(SCORES_MAX / blocks.max(1)).max(1);
             for (i, selections) in mine.chunks_mut(rows).enumerate() {
                 let row = span.first + i * rows;
                 items.push(ScanItem {
@@ -164,15 +171,17 @@ impl Cpu {
         // Tiles of much more than their share of the work are cut at partitions; each leaves a record, merged afterwards.
         let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions()).sum();
         let share = work.div_ceil(self.pool.threads() * ITEMS_PER_THREAD);
-        let (mut cut, mut items) = (Vec::new(), Vec::new());
+        let (mut cut, mut items, mut values) = (Vec::new(), Vec::new(), 0);
         for (tile, task) in tiles {
-            if self.pool.threads() == 1 || task.queries() * task.partitions() < 2 * share {
+            let with_it = values + task.partitions() * task.record_values();
+            let small = task.queries() * task.partitions() < 2 * share;
+            if self.pool.threads() == 1 || small || with_it > RECORD_VALUES_MAX {
                 items.push(Item { task, partitions: 0..task.partitions(), target: Target::Rows(tile) });
             } else {
                 cut.push((tile, task));
+                values = with_it;
             }
         }
-        let values = cut.iter().map(|(_, task)| task.partitions() * task.record_values()).sum();
         if records.len() < values {
             records.resize(values, 0.0);
         }

@@ -28,20 +28,6 @@ impl Avx2 {
 type F = [__m256; 2];
 type I = [__m256i; 2];
 
-macro_rules! operations {
-    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $($body:tt)* })*) => {$(
-        $(#[$doc])*
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $out {
-            // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
-            // loads and stores take.
-            unsafe { $($body)* }
-        }
-    )*};
-}
-
-use operations;
-
 /// All bits set in the first n of sixteen lanes.
 ///
 /// # Safety
@@ -257,31 +243,6 @@ impl Simd for Avx2 {
                 }
             }
         }
-        fn dot16(self, signed: bool, acc: I, codes: &[I; 4], activations: &[i8; 16]) -> I {
-            let mut acc = acc;
-            let ones = _mm256_set1_epi16(1);
-            for j in [0, 2] {
-                let words = activations.as_ptr().cast::<i32>().add(j);
-                let a = _mm256_set1_epi32(words.read_unaligned());
-                let b = _mm256_set1_epi32(words.add(1).read_unaligned());
-                for h in 0..2 {
-                    let (u, v) = (codes[j][h], codes[j + 1][h]);
-                    let sums = if signed {
-                        // |code| <= 128 and |activation| <= 127: a sum of two products fits 16 bits, of four does not.
-                        let u = _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(a, u));
-                        let v = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v));
-                        _mm256_add_epi32(_mm256_madd_epi16(u, ones), _mm256_madd_epi16(v, ones))
-                    } else {
-                        // 4 * 63 * 127 fits 16 bits.
-                        let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(u, a), _mm256_maddubs_epi16(v, b));
-                        _mm256_madd_epi16(pairs, ones)
-                    };
-                    acc[h] = _mm256_add_epi32(acc[h], sums);
-                }
-            }
-            acc
-        }
-
         fn transpose(self, x: &mut [F; 16]) -> () {
             let mut quadrants = [[[_mm256_setzero_si256(); 8]; 2]; 2];
             for i in 0..16 {

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use gguf::TensorType;
 
 use super::words::{Codes, GROUP_WORDS, Heads, Rows, Sink, block_of, reads_words, unpack};
-use super::{Avx2, F, I, operations};
+use super::{Avx2, F, I};
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
@@ -70,6 +70,9 @@ pub(super) fn matmul<Q: Packed>(
     out: &mut Tile<'_>,
 ) {
     assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
+    if rows.is_empty() {
+        return;
+    }
     if !const { reads_words(Q::TYPE) } && rows.len() <= FEW_ROWS {
         return few_rows::matmul::<Avx2, Q>(s, weights, x, rows, out);
     }

@@ -9,7 +9,7 @@ use core::arch::x86_64::*;
 
 use gguf::TensorType;
 
-use super::{Avx2, F, I, operations};
+use super::{Avx2, F, I};
 use crate::GROUP_VALUES;
 use crate::quant::codebooks::IQ4_NL_VALUES;
 use crate::vector::matmul_int8::{CHAIN_GROUPS, LANES, Shape};
