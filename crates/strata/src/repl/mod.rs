@@ -8,6 +8,8 @@ mod input;
 use chat::{ChatModel, ChatRequest, Prompt, Thinking};
 use engine::ServiceLimits;
 
+use tokio::signal::unix::Signal;
+
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
@@ -78,6 +80,11 @@ pub fn chat(args: &ChatArgs) -> Result<(), Error> {
     let mut repl =
         Repl { args, model, conversation: Conversation::new(args.system.clone()), told: Told::default() };
     loop {
+        // Before the line is read: from its end on the terminal makes signals of Ctrl-C, and nothing may lie between.
+        let interrupts = match input.is_terminal() {
+            true => Some(runtime.block_on(async { answer::interrupts() })?),
+            false => None,
+        };
         let line = match input.read()? {
             Line::Text(line) => line,
             Line::Interrupted => {
@@ -95,7 +102,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Error> {
             Some(Ok(command)) => repl.command(command),
             Some(Err(wrong)) => Err(wrong.into()),
             None if line.trim().is_empty() => continue,
-            None => repl.say(&runtime, command::message(&line), input.is_terminal()),
+            None => repl.say(&runtime, command::message(&line), interrupts),
         };
         match done {
             Ok(()) => {}
@@ -117,7 +124,12 @@ struct Repl<'a> {
 
 impl Repl<'_> {
     /// Answers a message. One that cannot be answered is not part of the conversation.
-    fn say(&mut self, runtime: &tokio::runtime::Runtime, text: &str, terminal: bool) -> Result<(), Error> {
+    fn say(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        text: &str,
+        interrupts: Option<Signal>,
+    ) -> Result<(), Error> {
         let mut conversation = self.conversation.clone();
         conversation.user(text.to_owned());
         let request = ChatRequest {
@@ -127,11 +139,6 @@ impl Repl<'_> {
             stop_strings: self.args.stop.clone(),
             thinking: self.args.thinking,
             local_time_s: prepare::local_time_s(),
-        };
-        // Before the text is turned into tokens, which lasts where it is long.
-        let interrupts = match terminal {
-            true => Some(runtime.block_on(async { answer::interrupts() })?),
-            false => None,
         };
         let answer = self.model.generate(request).map_err(Error::from).map_err(in_conversation)?;
         let written = runtime.block_on(answer::write(answer, Output::new(), interrupts))?;
