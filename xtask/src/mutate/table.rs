@@ -50,9 +50,9 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the groups of a chain are added from its end",
-        file: "crates/kernels/src/vector/avx2/product.rs",
-        old: "for g in 0..panel.count {",
-        new: "for g in (0..panel.count).rev() {",
+        file: "crates/kernels/src/vector/product.rs",
+        old: "for g in 0..count {",
+        new: "for g in (0..count).rev() {",
         test: INTEGER,
         quick: false,
     },

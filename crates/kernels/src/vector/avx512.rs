@@ -1,10 +1,13 @@
 //! AVX-512 with VNNI: sixteen lanes are one register.
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::matmul_int8;
+use super::dots::dots_of_words;
 use super::packed::Packed;
+use super::product;
 use super::simd::{Dots, Simd};
+use super::words::{Rows, Words};
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -31,14 +34,95 @@ fn first(n: usize) -> __mmask16 {
 
 impl Dots for Avx512 {
     operations! {
-        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[i8; 16]) -> __m512i {
+        fn dot16(self, _signed: bool, acc: __m512i, codes: &[__m512i; 4], activations: &[[i8; 4]; 4]) -> __m512i {
             let mut acc = acc;
             for j in 0..4 {
-                let four = activations.as_ptr().cast::<i32>().add(j).read_unaligned();
-                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(four));
+                acc = _mm512_dpbusd_epi32(acc, codes[j], _mm512_set1_epi32(i32::from_ne_bytes(activations[j].map(|a| a as u8))));
             }
             acc
         }
+    }
+}
+
+impl Words for Avx512 {
+    const BATCH_ROWS: usize = 8;
+
+    operations! {
+        fn near_words(self, rows: &Rows<'_>, at: usize) -> [__m512i; 4] {
+            let mut x = [_mm512_setzero_si512(); 4];
+            for i in 0..4 {
+                // Rows i, 4 + i, 8 + i, 12 + i.
+                x[i] = _mm512_castsi128_si512(_mm_loadu_si128(rows.row::<16>(0, i, at).cast()));
+                x[i] = _mm512_inserti32x4::<1>(x[i], _mm_loadu_si128(rows.row::<16>(1, i, at).cast()));
+                x[i] = _mm512_inserti32x4::<2>(x[i], _mm_loadu_si128(rows.row::<16>(2, i, at).cast()));
+                x[i] = _mm512_inserti32x4::<3>(x[i], _mm_loadu_si128(rows.row::<16>(3, i, at).cast()));
+            }
+            let (low01, high01) = (_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+            let (low23, high23) = (_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+            [
+                _mm512_unpacklo_epi64(low01, low23),
+                _mm512_unpackhi_epi64(low01, low23),
+                _mm512_unpacklo_epi64(high01, high23),
+                _mm512_unpackhi_epi64(high01, high23),
+            ]
+        }
+        fn straddling(self, a: __m512i, b: __m512i) -> __m512i {
+            _mm512_or_si512(_mm512_srli_epi32::<16>(a), _mm512_slli_epi32::<16>(b))
+        }
+        fn floats_of_low(self, x: __m512i) -> __m512 { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)) }
+        fn floats_of_high(self, x: __m512i) -> __m512 {
+            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x)))
+        }
+        fn bits(self, x: __m512i, shift: i32, mask: u8) -> __m512i {
+            let count = _mm_cvtsi32_si128(shift.abs());
+            let moved = if shift < 0 { _mm512_sll_epi16(x, count) } else { _mm512_srl_epi16(x, count) };
+            _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+        }
+        fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn sub_bytes(self, a: __m512i, b: u8) -> __m512i { _mm512_sub_epi8(a, _mm512_set1_epi8(b as i8)) }
+        fn spread(self, x: __m512i, byte: usize) -> __m512i { pick(x, [byte as u8; 4]) }
+        fn fifth_bits(self, halves: &[__m512i; 2], j: usize) -> __m512i {
+            let x = self.spread(halves[j % 2], j / 2);
+            _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(x, _mm512_set1_epi32(0x0804_0201)), 16)
+        }
+        fn scales(self, x: __m512i, byte: usize) -> __m512i { pick(x, [byte as u8, ZERO, ZERO, ZERO]) }
+        fn scales_signed(self, x: __m512i, byte: usize) -> __m512i {
+            _mm512_srai_epi32::<24>(_mm512_sll_epi32(x, _mm_cvtsi32_si128(24 - 8 * byte as i32)))
+        }
+        fn load_scales(self, x: &[i16; 16]) -> __m512i {
+            _mm512_cvtepi16_epi32(_mm256_loadu_si256(x.as_ptr().cast()))
+        }
+        fn pairs(self, x: __m512i, bytes: [usize; 2]) -> __m512i {
+            pick(x, [bytes[0] as u8, ZERO, bytes[1] as u8, ZERO])
+        }
+        fn pairs_signed(self, x: __m512i, bytes: [usize; 2], shift: i32) -> __m512i {
+            let high = pick(x, [ZERO, bytes[0] as u8, ZERO, bytes[1] as u8]);
+            _mm512_sra_epi16(high, _mm_cvtsi32_si128(8 - shift))
+        }
+        fn load_pairs(self, x: &[i16; 32]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
+        fn splat_pair(self, x: i16) -> __m512i { _mm512_set1_epi16(x) }
+        fn pair_products(self, pairs: __m512i, x: &[i16; 2]) -> __m512i {
+            _mm512_madd_epi16(pairs, _mm512_set1_epi32(x.as_ptr().cast::<i32>().read_unaligned()))
+        }
+    }
+
+    dots_of_words!();
+}
+
+/// What [`pick`] makes a zero of.
+const ZERO: u8 = 0x80;
+
+/// These bytes of each word.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn pick(x: __m512i, bytes: [u8; 4]) -> __m512i {
+    // SAFETY: AVX-512 F and BW, as the caller promises.
+    unsafe {
+        let words = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
+        _mm512_shuffle_epi8(x, _mm512_or_si512(words, _mm512_set1_epi32(i32::from_le_bytes(bytes))))
     }
 }
 
@@ -58,7 +142,7 @@ impl Simd for Avx512 {
         rows: &[u32],
         out: &mut Tile<'_>,
     ) {
-        matmul_int8::by_dots::<Self, Q>(self, weights, x, rows, out);
+        product::matmul::<Self, Q>(self, weights, x, rows, out);
     }
 
     operations! {
@@ -166,7 +250,7 @@ impl Simd for Avx512 {
         fn load_i8(self, x: &[i8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
 
         fn prefetch(self, at: *const u8) -> () {
-            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+            asm!("prefetcht1 [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
         }
         fn zero_b(self) -> __m512i { _mm512_setzero_si512() }
         fn load_b(self, x: &[u8; 64]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }

@@ -3,7 +3,7 @@
 //! For sixteen weight rows at a time: the terms of a chain with its groups as lanes, then a transposition, after which
 //! lanes are weight rows and the terms are added in ascending order.
 
-use super::matmul_int8::{CHAIN_GROUPS, LANES, bias};
+use super::matmul_int8::{CHAIN_GROUPS, LANES, offset};
 use super::packed::{Packed, chain_bytes, chain_scales};
 use super::simd::Simd;
 use crate::GROUP_VALUES;
@@ -36,7 +36,7 @@ impl Chain {
     /// Groups `first .. first + count` of a row.
     #[inline(always)]
     fn set<S: Simd, F: Packed>(&mut self, x: &Int8Rows<'_>, row: usize, first: usize, count: usize) {
-        let bias = bias::<S, F>();
+        let bias = offset::<S, F>();
         let at = row * (x.k / GROUP_VALUES) + first;
         let (q, sum16) = (&x.q.as_chunks::<16>().0[2 * at..], &x.sum16.as_chunks::<2>().0[at..]);
         self.d[..count].copy_from_slice(&x.d[at..at + count]);

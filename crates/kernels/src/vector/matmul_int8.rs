@@ -1,19 +1,14 @@
-//! Quantised weights against int8 activations: how blocks are seen, and the choice of an algorithm.
+//! Quantised weights against int8 activations: how blocks are seen.
 //!
-//! The sum of an output runs serially over its groups, so the float part wants lanes that are different outputs. For many
-//! activation rows a [`super::panel`] of decoded, interleaved weight rows gives that at once. For few rows decoding would
-//! cost more than the products: [`super::few_rows`] takes the weight rows as they lie, with groups as lanes, and
-//! transposes the terms of sixteen weight rows before it adds them. AVX2 has a way of its own (`avx2::product`).
+//! The sum of an output runs serially over its groups, so the float part wants lanes that are different outputs.
+//! [`super::product`] unpacks sixteen weight rows at once so that they are lanes. Formats that have to be unpacked row by row
+//! ask for more than one activation row is worth: with few of those [`super::few_rows`] has groups as lanes and transposes
+//! the terms of sixteen weight rows before it adds them.
 
 use gguf::TensorType;
 
-use super::few_rows::{self, FEW_ROWS};
-use super::packed::Packed;
-use super::panel;
-use super::simd::{Dots, Simd};
+use super::simd::Simd;
 use crate::quant::Format;
-use crate::table::{Int8Rows, WeightRows};
-use crate::tile::Tile;
 use crate::{CHAIN_VALUES, GROUP_VALUES};
 
 /// Groups of a chain.
@@ -34,7 +29,7 @@ impl<F: Format> Shape for F {}
 
 /// What to take from a sum of products of encoded codes, per unit of activation sum.
 #[inline(always)]
-pub(super) fn bias<S: Simd, F: Shape>() -> i32 {
+pub(super) const fn offset<S: Simd, F: Shape>() -> i32 {
     match F::OFFSET {
         Some(offset) => offset,
         None => S::SIGNED_BIAS,
@@ -76,21 +71,5 @@ const fn code_offset(dtype: TensorType) -> Option<i32> {
         TensorType::IQ1_S | TensorType::IQ1_M => Some(9),
         TensorType::TQ1_0 | TensorType::TQ2_0 | TensorType::Q1_0 | TensorType::Q2_0 => Some(1),
         _ => None,
-    }
-}
-
-/// Products on an instruction set that sums four of them at once; see [`crate::scalar::matmul_int8`].
-#[inline(always)]
-pub(super) fn by_dots<S: Dots, F: Packed>(
-    s: S,
-    weights: &WeightRows<'_>,
-    x: &Int8Rows<'_>,
-    rows: &[u32],
-    out: &mut Tile<'_>,
-) {
-    if rows.len() <= FEW_ROWS {
-        few_rows::matmul::<S, F>(s, weights, x, rows, out);
-    } else {
-        panel::matmul::<S, F>(s, weights, x, rows, out);
     }
 }

@@ -21,6 +21,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod dots;
 mod elementwise;
 mod few_rows;
 mod matmul_float;
@@ -30,10 +31,11 @@ mod neon;
 mod packed;
 mod packed_iq;
 mod packed_small;
-mod panel;
+mod product;
 mod recurrent;
 mod reduce;
 mod simd;
+mod words;
 
 use gguf::TensorType;
 

@@ -3,9 +3,11 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::matmul_int8;
+use super::dots::dots_of_words;
 use super::packed::Packed;
+use super::product;
 use super::simd::{Dots, Simd, padded};
+use super::words::{Rows, Words};
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -54,12 +56,92 @@ macro_rules! quarters {
 
 impl Dots for Neon {
     operations! {
-        fn dot16(self, _signed: bool, acc: I, codes: &[B; 4], activations: &[i8; 16]) -> I {
-            let activations = vld1q_s8(activations.as_ptr());
+        fn dot16(self, _signed: bool, acc: I, codes: &[B; 4], activations: &[[i8; 4]; 4]) -> I {
+            let activations = vld1q_s8(activations.as_ptr().cast());
             quarters!(Q => self.dot_each(acc[Q], [codes[0][Q], codes[1][Q], codes[2][Q], codes[3][Q]], activations))
         }
     }
 }
+
+impl Words for Neon {
+    const BATCH_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn spread(self, x: B, byte: usize) -> B {
+        self.pick(x, [byte as u8; 4])
+    }
+
+    operations! {
+        fn near_words(self, rows: &Rows<'_>, at: usize) -> [B; 4] {
+            let mut out = [[vdupq_n_u8(0); 4]; 4];
+            for q in 0..4 {
+                let mut block = [vdupq_n_s32(0); 4];
+                for i in 0..4 {
+                    block[i] = vreinterpretq_s32_u8(vld1q_u8(rows.row::<16>(q, i, at)));
+                }
+                let block = self.transpose4(block);
+                for w in 0..4 {
+                    out[w][q] = vreinterpretq_u8_s32(block[w]);
+                }
+            }
+            out
+        }
+        fn straddling(self, a: B, b: B) -> B {
+            quarters!(Q => {
+                let (a, b) = (vreinterpretq_u32_u8(a[Q]), vreinterpretq_u32_u8(b[Q]));
+                vreinterpretq_u8_u32(vorrq_u32(vshrq_n_u32::<16>(a), vshlq_n_u32::<16>(b)))
+            })
+        }
+        fn floats_of_low(self, x: B) -> F { quarters!(Q => self.widen_f16(vmovn_u32(vreinterpretq_u32_u8(x[Q])))) }
+        fn floats_of_high(self, x: B) -> F {
+            quarters!(Q => self.widen_f16(vshrn_n_u32::<16>(vreinterpretq_u32_u8(x[Q]))))
+        }
+        fn bits(self, x: B, shift: i32, mask: u8) -> B {
+            quarters!(Q => vandq_u8(vshlq_u8(x[Q], vdupq_n_s8(-shift as i8)), vdupq_n_u8(mask)))
+        }
+        fn or(self, a: B, b: B) -> B { quarters!(Q => vorrq_u8(a[Q], b[Q])) }
+        fn sub_bytes(self, a: B, b: u8) -> B { quarters!(Q => vsubq_u8(a[Q], vdupq_n_u8(b))) }
+        fn fifth_bits(self, halves: &[B; 2], j: usize) -> B {
+            let x = self.spread(halves[j % 2], j / 2);
+            let bits = vreinterpretq_u8_u32(vdupq_n_u32(0x0804_0201));
+            quarters!(Q => vandq_u8(vtstq_u8(x[Q], bits), vdupq_n_u8(16)))
+        }
+        fn scales(self, x: B, byte: usize) -> I {
+            let x = self.pick(x, [byte as u8, ZERO, ZERO, ZERO]);
+            quarters!(Q => vreinterpretq_s32_u8(x[Q]))
+        }
+        fn scales_signed(self, x: B, byte: usize) -> I {
+            let x = self.pick(x, [ZERO, ZERO, ZERO, byte as u8]);
+            quarters!(Q => vshrq_n_s32::<24>(vreinterpretq_s32_u8(x[Q])))
+        }
+        fn load_scales(self, x: &[i16; 16]) -> I { quarters!(Q => vmovl_s16(vld1_s16(four(x, Q).as_ptr()))) }
+        fn pairs(self, x: B, bytes: [usize; 2]) -> I {
+            let x = self.pick(x, [bytes[0] as u8, ZERO, bytes[1] as u8, ZERO]);
+            quarters!(Q => vreinterpretq_s32_u8(x[Q]))
+        }
+        fn pairs_signed(self, x: B, bytes: [usize; 2], shift: i32) -> I {
+            let x = self.pick(x, [ZERO, bytes[0] as u8, ZERO, bytes[1] as u8]);
+            let right = vdupq_n_s16((shift - 8) as i16);
+            quarters!(Q => vreinterpretq_s32_s16(vshlq_s16(vreinterpretq_s16_u8(x[Q]), right)))
+        }
+        fn load_pairs(self, x: &[i16; 32]) -> I {
+            quarters!(Q => vreinterpretq_s32_s16(vld1q_s16(x[8 * Q..8 * Q + 8].as_ptr())))
+        }
+        fn splat_pair(self, x: i16) -> I { [vreinterpretq_s32_s16(vdupq_n_s16(x)); 4] }
+        fn pair_products(self, pairs: I, x: &[i16; 2]) -> I {
+            let two = vreinterpret_s16_s32(vdup_n_s32(x.as_ptr().cast::<i32>().read_unaligned()));
+            quarters!(Q => {
+                let pairs = vreinterpretq_s16_s32(pairs[Q]);
+                vpaddq_s32(vmull_s16(vget_low_s16(pairs), two), vmull_s16(vget_high_s16(pairs), two))
+            })
+        }
+    }
+
+    dots_of_words!();
+}
+
+/// What [`Neon::pick`] makes a zero of: beyond every table.
+const ZERO: u8 = 0x80;
 
 impl Simd for Neon {
     type F = F;
@@ -76,7 +158,7 @@ impl Simd for Neon {
         rows: &[u32],
         out: &mut Tile<'_>,
     ) {
-        matmul_int8::by_dots::<Self, Q>(self, weights, x, rows, out);
+        product::matmul::<Self, Q>(self, weights, x, rows, out);
     }
 
     #[inline(always)]
@@ -421,6 +503,12 @@ impl Neon {
             acc
         }
 
+        /// These bytes of each word.
+        fn pick(self, x: B, bytes: [u8; 4]) -> B {
+            let words = vreinterpretq_u8_u32(vld1q_u32([0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c].as_ptr()));
+            let order = vorrq_u8(words, vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(bytes))));
+            quarters!(Q => vqtbl1q_u8(x[Q], order))
+        }
         /// All bits set in the first n of sixteen lanes.
         fn first(self, n: usize) -> [uint32x4_t; 4] {
             const LANES: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];

@@ -15,7 +15,7 @@ pub(super) trait Packed: Shape {
     const QUADS: bool;
 
     /// Codes of the `count` groups of a chain, encoded as [`Shape`] says; what stands in the place of groups beyond is not
-    /// specified. `chain` is the bytes of their blocks, `bound` at least `count`: 4 or 16.
+    /// specified. `chain` is the bytes of their blocks, `bound` at least `count`: 4, 8 or 16.
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, bound: usize) -> [S::B; 8];
 
     /// Bits of the float scale of group g, for [`Packed::scales`]. Then those of the minimum's factor in formats that have

@@ -180,7 +180,7 @@ pub(super) trait Dots: Simd {
     ///
     /// Signed codes: plus `SIGNED_BIAS` times the sum of the activations. Unsigned codes: at most 63.
     /// Activations: -127..=127.
-    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[i8; 16]) -> Self::I;
+    fn dot16(self, signed: bool, acc: Self::I, codes: &[Self::B; 4], activations: &[[i8; 4]; 4]) -> Self::I;
 }
 
 /// Up to 16 values and zeros behind them: what a set without masks loads for "first n".

@@ -1,13 +1,14 @@
 //! AVX2 with FMA and F16C: sixteen lanes are two registers.
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 use super::packed::Packed;
+use super::product;
 use super::simd::{Simd, padded};
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
-mod product;
 mod words;
 
 /// Exists only where the CPU has AVX2, FMA and F16C.
@@ -44,13 +45,6 @@ unsafe fn first(n: usize) -> F {
     }
 }
 
-impl Avx2 {
-    operations! {
-        /// The same number in all halves of lanes.
-        fn splat_pair(self, x: i16) -> I { [_mm256_set1_epi16(x); 2] }
-    }
-}
-
 impl Simd for Avx2 {
     type F = F;
     type I = I;
@@ -66,7 +60,7 @@ impl Simd for Avx2 {
         rows: &[u32],
         out: &mut Tile<'_>,
     ) {
-        product::matmul::<Q>(self, weights, x, rows, out);
+        product::matmul::<Self, Q>(self, weights, x, rows, out);
     }
 
     #[inline(always)]
@@ -266,7 +260,7 @@ impl Simd for Avx2 {
         }
 
         fn prefetch(self, at: *const u8) -> () {
-            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+            asm!("prefetcht1 [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
         }
         fn zero_b(self) -> I { [_mm256_setzero_si256(); 2] }
         fn load_b(self, x: &[u8; 64]) -> I {

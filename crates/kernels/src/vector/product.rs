@@ -1,0 +1,331 @@
+//! Quantised products: sixteen weight rows against one activation row while they are unpacked, or against several at a
+//! time once they are.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::few_rows::{self, FEW_ROWS, add_chain};
+use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, offset};
+use super::packed::Packed;
+use super::simd::Simd;
+use super::words::{Codes, GROUP_WORDS, Heads, OCTET, Rows, Sink, Words, block_of, reads_words, unpack};
+use crate::GROUP_VALUES;
+use crate::table::{Int8Rows, WeightRows};
+use crate::tile::Tile;
+
+/// See [`crate::scalar::matmul_int8`].
+#[inline(always)]
+pub(super) fn matmul<S: Words, Q: Packed>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
+    if rows.is_empty() {
+        return;
+    }
+    if !const { reads_words(Q::TYPE) } && rows.len() <= FEW_ROWS {
+        return few_rows::matmul::<S, Q>(s, weights, x, rows, out);
+    }
+    prefetch_rows(s, weights.slice(0, LANES.min(weights.rows())).bytes);
+    let mut padded = Vec::new();
+    // Written out for both: the room for codes is not needed by one row.
+    if let &[row] = rows {
+        let mut heads = Heads::zeroed(s);
+        for c in (0..out.columns()).step_by(LANES) {
+            Product::new(weights, x, c, &mut padded).one_row::<S, Q>(s, row, &mut heads, out);
+        }
+    } else {
+        let mut panel = Panel::zeroed(s);
+        for c in (0..out.columns()).step_by(LANES) {
+            Product::new(weights, x, c, &mut padded).rows::<S, Q>(s, rows, &mut panel, out);
+        }
+    }
+}
+
+/// Asks for the first rows; the later ones are asked for while these are read.
+#[inline(always)]
+fn prefetch_rows<S: Simd>(s: S, bytes: &[u8]) {
+    for line in (0..bytes.len()).step_by(64) {
+        s.prefetch(bytes.as_ptr().wrapping_add(line));
+    }
+}
+
+/// Sixteen weight rows.
+struct Product<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    x: &'a Int8Rows<'a>,
+    /// First column of the tile.
+    c: usize,
+    /// Columns, at most sixteen.
+    lanes: usize,
+}
+
+/// Up to eight groups of an activation row.
+#[derive(Clone, Copy)]
+struct Octet<'a> {
+    q: &'a [[[i8; 4]; GROUP_WORDS]],
+    d: &'a [f32],
+    sums: &'a [[i16; 2]],
+}
+
+/// Calls `$run` with the number of groups from group `$first` of `$groups` on, at most eight: usually a constant.
+macro_rules! with_count {
+    ($format:ident, $first:expr, $groups:expr, |$count:ident| $run:expr) => {
+        if $format::BLOCK_VALUES == OCTET * GROUP_VALUES || $groups - $first >= OCTET {
+            let $count = OCTET;
+            $run
+        } else {
+            let $count = $groups - $first;
+            $run
+        }
+    };
+}
+
+impl<'a> Product<'a> {
+    /// Columns from `c` on; where there are fewer than sixteen left, `padded` gets them and zeros.
+    #[inline(always)]
+    fn new(weights: &WeightRows<'a>, x: &'a Int8Rows<'a>, c: usize, padded: &'a mut Vec<u8>) -> Product<'a> {
+        let lanes = LANES.min(weights.rows() - c);
+        let mut bytes = weights.slice(c, lanes).bytes;
+        if lanes < LANES {
+            padded.extend_from_slice(bytes);
+            padded.resize(LANES * weights.row_bytes(), 0);
+            bytes = padded;
+        }
+        Product { bytes, row_bytes: weights.row_bytes(), x, c, lanes }
+    }
+
+    fn groups(&self) -> usize {
+        self.x.k / GROUP_VALUES
+    }
+
+    /// One activation row: codes are multiplied as they are unpacked.
+    #[inline(always)]
+    fn one_row<S: Words, Q: Packed>(&self, s: S, row: u32, heads: &mut Heads<S>, out: &mut Tile<'_>) {
+        let mut acc = s.splat(0.0);
+        for first in (0..self.groups()).step_by(OCTET) {
+            if first.is_multiple_of(CHAIN_GROUPS) {
+                acc = s.splat(0.0);
+            }
+            with_count!(Q, first, self.groups(), |count| {
+                let octet = self.octet(row, first, count);
+                let mut sink = OneRow::<S, Q> { octet, acc, format: PhantomData };
+                unpack::<S, Q, _>(s, &self.weights::<Q>(first, count), count, heads, &mut sink);
+                acc = sink.acc;
+            });
+            let next = first + OCTET;
+            if next.is_multiple_of(CHAIN_GROUPS) || next >= self.groups() {
+                let out = &mut out.row(0)[self.c..self.c + self.lanes];
+                add_chain(s, first < CHAIN_GROUPS, acc, out);
+            }
+        }
+    }
+
+    /// Several activation rows: codes are unpacked once for all.
+    #[inline(always)]
+    fn rows<S: Words, Q: Packed>(&self, s: S, rows: &[u32], panel: &mut Panel<S>, out: &mut Tile<'_>) {
+        for chain in (0..self.groups()).step_by(CHAIN_GROUPS) {
+            let groups = self.groups().min(chain + CHAIN_GROUPS);
+            for (first, (heads, codes)) in (chain..groups).step_by(OCTET).zip(&mut panel.octets) {
+                with_count!(Q, first, groups, |count| {
+                    unpack::<S, Q, _>(s, &self.weights::<Q>(first, count), count, heads, codes);
+                });
+            }
+            const { assert!(S::BATCH_ROWS == 4 || S::BATCH_ROWS == 8) };
+            if S::BATCH_ROWS == 8 {
+                self.batches::<S, Q, 8>(s, panel, chain..groups, rows, out);
+            } else {
+                self.batches::<S, Q, 4>(s, panel, chain..groups, rows, out);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn batches<S: Words, Q: Shape, const R: usize>(
+        &self,
+        s: S,
+        panel: &Panel<S>,
+        chain: Range<usize>,
+        rows: &[u32],
+        out: &mut Tile<'_>,
+    ) {
+        let (batches, rest) = rows.as_chunks::<R>();
+        for (b, batch) in batches.iter().enumerate() {
+            self.batch::<S, Q, R>(s, panel, chain.clone(), batch, b * R, out);
+        }
+        for (r, row) in rest.iter().enumerate() {
+            let r = batches.len() * R + r;
+            self.batch::<S, Q, 1>(s, panel, chain.clone(), std::array::from_ref(row), r, out);
+        }
+    }
+
+    /// The bytes of `count` groups from `first` on.
+    #[inline(always)]
+    fn weights<Q: Packed>(&self, first: usize, count: usize) -> Rows<'a> {
+        let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
+        let (at, len) = (first / block_groups * Q::BLOCK_BYTES, count / block_groups * Q::BLOCK_BYTES);
+        Rows::new(self.bytes, self.row_bytes, at, len)
+    }
+
+    /// `count` groups of an activation row from `first` on.
+    #[inline(always)]
+    fn octet(&self, row: u32, first: usize, count: usize) -> Octet<'a> {
+        let at = row as usize * self.groups() + first;
+        Octet {
+            q: &self.x.q.as_chunks::<4>().0.as_chunks().0[at..][..count],
+            d: &self.x.d[at..][..count],
+            sums: &self.x.sum16.as_chunks().0[at..][..count],
+        }
+    }
+
+    /// Adds the products of a chain to R rows of the tile, `r` on.
+    #[inline(always)]
+    fn batch<S: Words, Q: Shape, const R: usize>(
+        &self,
+        s: S,
+        panel: &Panel<S>,
+        chain: Range<usize>,
+        rows: &[u32; R],
+        r: usize,
+        out: &mut Tile<'_>,
+    ) {
+        let mut acc = [s.splat(0.0); R];
+        for (first, (heads, codes)) in chain.clone().step_by(OCTET).zip(&panel.octets) {
+            with_count!(Q, first, chain.end, |count| {
+                let mut octets = [Octet { q: &[], d: &[], sums: &[] }; R];
+                for (octet, &row) in octets.iter_mut().zip(rows) {
+                    *octet = self.octet(row, first, count);
+                }
+                for g in 0..count {
+                    add_group::<S, Q, R>(s, heads, &codes[g], g, &octets, &mut acc);
+                }
+            });
+        }
+        for i in 0..R {
+            let out = &mut out.row(r + i)[self.c..self.c + self.lanes];
+            add_chain(s, chain.start == 0, acc[i], out);
+        }
+    }
+}
+
+/// The integer scale of each half of a group.
+#[inline(always)]
+fn scales<S: Words, Q: Shape>(s: S, heads: &Heads<S>, g: usize) -> [S::I; 2] {
+    match Q::SCALES {
+        0 => [s.load_scales(&[1; LANES]); 2],
+        1 => [heads.scales[g][0]; 2],
+        _ => heads.scales[g],
+    }
+}
+
+/// `acc` and the terms of a group with these sums of products: of each half where float scales have one each, else of both
+/// in the first.
+#[inline(always)]
+fn add_terms<S: Words, Q: Shape>(
+    s: S,
+    heads: &Heads<S>,
+    g: usize,
+    octet: &Octet<'_>,
+    sums: [S::I; 2],
+    acc: S::F,
+) -> S::F {
+    let b = block_of::<Q>(g);
+    let d_a = s.splat(octet.d[g]);
+    if Q::FLOAT_SCALE_PER_16 {
+        // Codes with an offset have none of their own for each half, so it is taken from the sums of each.
+        let mut acc = acc;
+        for h in 0..2 {
+            let offset = s.splat_i(offset::<S, Q>() * i32::from(octet.sums[g][h]));
+            let sum = s.sub_i(sums[h], offset);
+            acc = s.add(acc, s.mul(s.to_f(sum), s.mul(heads.d[b][h], d_a)));
+        }
+        return acc;
+    }
+    let [sum, _] = sums;
+    let d = s.mul(heads.d[b][0], d_a);
+    if Q::HAS_MIN {
+        let minima = s.pair_products(heads.pairs[g], &octet.sums[g]);
+        let minimum = s.mul(s.to_f(minima), s.mul(heads.min[b], d_a));
+        return s.add(acc, s.add(s.mul(s.to_f(sum), d), minimum));
+    }
+    if offset::<S, Q>() != 0 {
+        let offset = s.pair_products(heads.pairs[g], &octet.sums[g]);
+        return s.add(acc, s.mul(s.to_f(s.sub_i(sum, offset)), d));
+    }
+    s.add(acc, s.mul(s.to_f(sum), d))
+}
+
+/// Multiplies codes by one activation row.
+struct OneRow<'a, S: Simd, Q> {
+    octet: Octet<'a>,
+    /// The sum of the terms so far.
+    acc: S::F,
+    format: PhantomData<Q>,
+}
+
+impl<S: Words, Q: Shape> Sink<S> for OneRow<'_, S, Q> {
+    /// Of each half where that matters, else of both in the first.
+    type Sum = [S::I; 2];
+
+    #[inline(always)]
+    fn begin(&self, s: S) -> [S::I; 2] {
+        [s.splat_i(0); 2]
+    }
+
+    #[inline(always)]
+    fn put(&mut self, s: S, heads: &Heads<S>, sum: &mut [S::I; 2], g: usize, h: usize, codes: [S::B; 4]) {
+        let words = self.octet.q[g].as_chunks().0.get(h).expect("two halves");
+        let i = if Q::FLOAT_SCALE_PER_16 { h } else { 0 };
+        sum[i] = s.add_half::<Q>(sum[i], &codes, words, scales::<S, Q>(s, heads, g)[h]);
+    }
+
+    #[inline(always)]
+    fn end(&mut self, s: S, heads: &Heads<S>, sum: [S::I; 2], g: usize) {
+        let scaled = s.scaled::<Q>(sum[0], scales::<S, Q>(s, heads, g)[0]);
+        self.acc = add_terms::<S, Q>(s, heads, g, &self.octet, [scaled, sum[1]], self.acc);
+    }
+}
+
+/// A chain of sixteen weight rows, unpacked.
+struct Panel<S: Simd> {
+    octets: [(Heads<S>, Codes<S>); CHAIN_GROUPS / OCTET],
+}
+
+impl<S: Words> Panel<S> {
+    #[inline(always)]
+    fn zeroed(s: S) -> Panel<S> {
+        let codes = [[s.zero_b(); GROUP_WORDS]; OCTET];
+        Panel { octets: [(Heads::zeroed(s), codes), (Heads::zeroed(s), codes)] }
+    }
+}
+
+/// Adds the terms of group g of sixteen weight rows with R activation rows.
+#[inline(always)]
+fn add_group<S: Words, Q: Shape, const R: usize>(
+    s: S,
+    heads: &Heads<S>,
+    codes: &[S::B; GROUP_WORDS],
+    g: usize,
+    octets: &[Octet<'_>; R],
+    acc: &mut [S::F; R],
+) {
+    let mut words = [&octets[0].q[g]; R];
+    for r in 0..R {
+        words[r] = &octets[r].q[g];
+    }
+    let sums = s.group_sums::<Q, R>(codes, scales::<S, Q>(s, heads, g), &words);
+    // Unrolled by hand, so that the sums stay in registers.
+    macro_rules! add_to {
+        ($($r:literal)*) => {$(
+            if $r < R {
+                acc[$r] = add_terms::<S, Q>(s, heads, g, &octets[$r], sums[$r], acc[$r]);
+            }
+        )*};
+    }
+    const { assert!(R <= 8) };
+    add_to!(0 1 2 3 4 5 6 7);
+}
