@@ -51,11 +51,15 @@ impl Words for Avx512 {
         fn near_words(self, rows: &Rows<'_>, at: usize) -> [__m512i; 4] {
             let mut x = [_mm512_setzero_si512(); 4];
             for i in 0..4 {
-                // Rows i, 4 + i, 8 + i, 12 + i.
-                x[i] = _mm512_castsi128_si512(_mm_loadu_si128(rows.row::<16>(0, i, at).cast()));
-                x[i] = _mm512_inserti32x4::<1>(x[i], _mm_loadu_si128(rows.row::<16>(1, i, at).cast()));
-                x[i] = _mm512_inserti32x4::<2>(x[i], _mm_loadu_si128(rows.row::<16>(2, i, at).cast()));
-                x[i] = _mm512_inserti32x4::<3>(x[i], _mm_loadu_si128(rows.row::<16>(3, i, at).cast()));
+                // Rows i, 4 + i, 8 + i, 12 + i. By halves: where registers of 512 bits are loaded in two steps, an insertion
+                // into one takes both whatever it loads.
+                let mut halves = [_mm256_setzero_si256(); 2];
+                for h in 0..2 {
+                    let low = _mm_loadu_si128(rows.row::<16>(2 * h, i, at).cast());
+                    let high = _mm_loadu_si128(rows.row::<16>(2 * h + 1, i, at).cast());
+                    halves[h] = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+                }
+                x[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
             }
             let (low01, high01) = (_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
             let (low23, high23) = (_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
@@ -81,9 +85,16 @@ impl Words for Avx512 {
         fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn sub_bytes(self, a: __m512i, b: u8) -> __m512i { _mm512_sub_epi8(a, _mm512_set1_epi8(b as i8)) }
         fn spread(self, x: __m512i, byte: usize) -> __m512i { pick(x, [byte as u8; 4]) }
-        fn fifth_bits(self, halves: &[__m512i; 2], j: usize) -> __m512i {
-            let x = self.spread(halves[j % 2], j / 2);
-            _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(x, _mm512_set1_epi32(0x0804_0201)), 16)
+        fn with_fifth_bits(self, codes: [__m512i; 4], high: __m512i, h: usize) -> [__m512i; 4] {
+            let (low, sixteen) = (_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi8(16));
+            let mut out = codes;
+            for j in 0..4 {
+                // A byte has the bits of two words of codes.
+                let bits = if j % 2 == 0 { low } else { _mm512_slli_epi32::<4>(low) };
+                let set = _mm512_test_epi8_mask(self.spread(high, 2 * h + j / 2), bits);
+                out[j] = _mm512_mask_add_epi8(codes[j], set, codes[j], sixteen);
+            }
+            out
         }
         fn scales(self, x: __m512i, byte: usize) -> __m512i { pick(x, [byte as u8, ZERO, ZERO, ZERO]) }
         fn scales_signed(self, x: __m512i, byte: usize) -> __m512i {

@@ -101,10 +101,16 @@ impl Words for Neon {
         }
         fn or(self, a: B, b: B) -> B { quarters!(Q => vorrq_u8(a[Q], b[Q])) }
         fn sub_bytes(self, a: B, b: u8) -> B { quarters!(Q => vsubq_u8(a[Q], vdupq_n_u8(b))) }
-        fn fifth_bits(self, halves: &[B; 2], j: usize) -> B {
-            let x = self.spread(halves[j % 2], j / 2);
-            let bits = vreinterpretq_u8_u32(vdupq_n_u32(0x0804_0201));
-            quarters!(Q => vandq_u8(vtstq_u8(x[Q], bits), vdupq_n_u8(16)))
+        fn with_fifth_bits(self, codes: [B; 4], high: B, h: usize) -> [B; 4] {
+            let low = vdupq_n_u32(0x0804_0201);
+            let mut out = codes;
+            for j in 0..4 {
+                // A byte has the bits of two words of codes.
+                let bits = vreinterpretq_u8_u32(if j % 2 == 0 { low } else { vshlq_n_u32::<4>(low) });
+                let x = self.spread(high, 2 * h + j / 2);
+                out[j] = quarters!(Q => vorrq_u8(codes[j][Q], vandq_u8(vtstq_u8(x[Q], bits), vdupq_n_u8(16))));
+            }
+            out
         }
         fn scales(self, x: B, byte: usize) -> I {
             let x = self.pick(x, [byte as u8, ZERO, ZERO, ZERO]);

@@ -52,9 +52,8 @@ pub(super) trait Words: Simd {
     fn sub_bytes(self, a: Self::B, b: u8) -> Self::B;
     /// Byte `byte` of each word in all four.
     fn spread(self, x: Self::B, byte: usize) -> Self::B;
-    /// 16 in the bytes of the four codes `4 j ..` whose bit is set in the low or, where j is odd, high halves of the word's
-    /// bytes. `halves` is both of them.
-    fn fifth_bits(self, halves: &[Self::B; 2], j: usize) -> Self::B;
+    /// Codes of half `h` of a group of 32, with 16 added where the bit of the code's number in the word `high` is set.
+    fn with_fifth_bits(self, codes: [Self::B; 4], high: Self::B, h: usize) -> [Self::B; 4];
 
     /// Scales from byte `byte` of each word, unsigned.
     fn scales(self, x: Self::B, byte: usize) -> Self::I;
@@ -224,6 +223,17 @@ macro_rules! each {
     };
 }
 
+/// The same for each of `$count` numbers from 0 on; written out for eight, so that addresses are constants.
+macro_rules! each_group {
+    ($g:ident in $count:expr => $body:block) => {
+        if $count == OCTET {
+            each!($g in 0 1 2 3 4 5 6 7 => $body);
+        } else {
+            for $g in 0..$count $body
+        }
+    };
+}
+
 /// Unpacks `count` groups, at most eight.
 #[inline(always)]
 pub(super) fn unpack<S: Words, Q: Packed, K: Sink<S>>(
@@ -239,7 +249,7 @@ pub(super) fn unpack<S: Words, Q: Packed, K: Sink<S>>(
         TensorType::Q5_0 => five_bit_groups::<S, Q, K>(s, rows, count, heads, sink, 2),
         TensorType::Q5_1 => five_bit_groups::<S, Q, K>(s, rows, count, heads, sink, 4),
         TensorType::Q8_0 => {
-            for g in 0..count {
+            each_group!(g in count => {
                 let at = g * Q::BLOCK_BYTES;
                 group_head::<S, Q>(s, rows, g, heads);
                 let mut sum = sink.begin(s);
@@ -248,7 +258,7 @@ pub(super) fn unpack<S: Words, Q: Packed, K: Sink<S>>(
                     sink.put(s, heads, &mut sum, g, h, codes);
                 });
                 sink.end(s, heads, sum, g);
-            }
+            });
         }
         TensorType::Q2_K => q2_k(s, rows, heads, sink),
         TensorType::Q3_K => q3_k(s, rows, heads, sink),
@@ -329,7 +339,7 @@ fn nibble_groups<S: Words, Q: Shape, K: Sink<S>>(
     sink: &mut K,
     at: usize,
 ) {
-    for g in 0..count {
+    each_group!(g in count => {
         group_head::<S, Q>(s, rows, g, heads);
         let words = s.words(rows, g * Q::BLOCK_BYTES + at);
         let mut sum = sink.begin(s);
@@ -341,7 +351,7 @@ fn nibble_groups<S: Words, Q: Shape, K: Sink<S>>(
             sink.put(s, heads, &mut sum, g, h, codes);
         });
         sink.end(s, heads, sum, g);
-    }
+    });
 }
 
 #[inline(always)]
@@ -365,22 +375,19 @@ fn five_bit_groups<S: Words, Q: Shape, K: Sink<S>>(
     sink: &mut K,
     at: usize,
 ) {
-    for g in 0..count {
+    each_group!(g in count => {
         group_head::<S, Q>(s, rows, g, heads);
         let words = s.words(rows, g * Q::BLOCK_BYTES + at + 4);
         // The 32 bits end two bytes into a word, or between two.
         let [first, second, ..] = s.near_words(rows, g * Q::BLOCK_BYTES);
-        let high = s.nibbles(if at == 2 { s.straddling(first, second) } else { second });
+        let high = if at == 2 { s.straddling(first, second) } else { second };
         let mut sum = sink.begin(s);
         each!(h in 0 1 => {
-            let mut codes = bits(s, &words, 4 * h as i32, 15);
-            for j in 0..4 {
-                codes[j] = s.or(codes[j], s.fifth_bits(&high, 4 * h + j));
-            }
+            let codes = s.with_fifth_bits(bits(s, &words, 4 * h as i32, 15), high, h);
             sink.put(s, heads, &mut sum, g, h, codes);
         });
         sink.end(s, heads, sum, g);
-    }
+    });
 }
 
 /// The float scales and integer scales and minima that Q4_K and Q5_K begin with.

@@ -85,13 +85,17 @@ impl Words for Avx2 {
             let b = _mm256_set1_epi8(b as i8);
             [_mm256_sub_epi8(a[0], b), _mm256_sub_epi8(a[1], b)]
         }
-        fn fifth_bits(self, halves: &[I; 2], j: usize) -> I {
-            let (x, bits) = (self.spread(halves[j % 2], j / 2), _mm256_set1_epi32(0x0804_0201));
+        fn with_fifth_bits(self, codes: [I; 4], high: I, h: usize) -> [I; 4] {
+            let (halves, bits) = (self.nibbles(high), _mm256_set1_epi32(0x0804_0201));
             // Index 0 gives 0; 1, 2, 4 and 8 give 16.
             let sixteen = _mm256_broadcastsi128_si256(_mm_setr_epi32(0x0010_1000, 16, 16, 0));
-            let mut out = x;
-            for h in 0..2 {
-                out[h] = _mm256_shuffle_epi8(sixteen, _mm256_and_si256(x[h], bits));
+            let mut out = codes;
+            for j in 0..4 {
+                let x = self.spread(halves[j % 2], 2 * h + j / 2);
+                for i in 0..2 {
+                    let fifth = _mm256_shuffle_epi8(sixteen, _mm256_and_si256(x[i], bits));
+                    out[j][i] = _mm256_or_si256(codes[j][i], fifth);
+                }
             }
             out
         }
