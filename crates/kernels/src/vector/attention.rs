@@ -170,8 +170,6 @@ struct Ahead<L> {
     cells: L,
     /// Cells of a chunk.
     chunk: usize,
-    /// Cells to ask for per vector of a cell, so that a chunk is asked for bit by bit.
-    per_line: usize,
 }
 
 impl<L: CellList> Ahead<L> {
@@ -182,9 +180,7 @@ impl<L: CellList> Ahead<L> {
             Cells::F16(all) => (all.as_ptr().cast(), 2 * width),
             Cells::Int8 { codes, .. } => (codes.as_ptr().cast(), width),
         };
-        let lines = width.div_ceil(LINE);
-        let chunk = chunk_cells(lines);
-        Ahead { all, bytes, cells, chunk, per_line: chunk.div_ceil(lines) }
+        Ahead { all, bytes, cells, chunk: chunk_cells(width.div_ceil(LINE)) }
     }
 
     #[inline(always)]
@@ -256,10 +252,10 @@ fn score<S: Simd, L: CellList>(
     for_chunks!(s, keys, cells, width, chunk, |first, rows| {
         for at in (0..rows.cells.count()).step_by(LINE) {
             let next = first + at + ahead.chunk;
-            match &then {
-                Some(then) if next >= cells.count() => then.fetch(s, at..at + LINE),
-                _ => ahead.fetch(s, next..next + LINE),
-            }
+            let later = match &then {
+                Some(then) if next >= cells.count() => (then, at),
+                _ => (&ahead, next),
+            };
             let mut keys = [rows.row(at); LINE];
             for i in 1..LINE {
                 keys[i] = rows.row(at + i);
@@ -269,14 +265,29 @@ fn score<S: Simd, L: CellList>(
                 let tile = tile_queries(n - i, if S::WIDE { 4 } else { 3 });
                 let q = &queries[i * lines..][..tile * lines];
                 let scores = &mut weights[i * SCORE_LINES..][..tile * SCORE_LINES][(first + at) / LINE..];
+                let ask = (i == 0).then_some(later);
                 match (S::WIDE, tile) {
-                    (false, 1) => score_tile::<S, _, 1, 2>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (false, 2) => score_tile::<S, _, 2, 1>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (false, _) => score_tile::<S, _, 3, 1>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (true, 1) => score_tile::<S, _, 1, 4>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (true, 2) => score_tile::<S, _, 2, 4>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (true, 3) => score_tile::<S, _, 3, 2>(s, q, &keys, lines, scale, scores, &mut sums),
-                    (true, _) => score_tile::<S, _, 4, 2>(s, q, &keys, lines, scale, scores, &mut sums),
+                    (false, 1) => {
+                        score_tile::<S, _, _, 1, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (false, 2) => {
+                        score_tile::<S, _, _, 2, 1>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (false, _) => {
+                        score_tile::<S, _, _, 3, 1>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (true, 1) => {
+                        score_tile::<S, _, _, 1, 4>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (true, 2) => {
+                        score_tile::<S, _, _, 2, 4>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (true, 3) => {
+                        score_tile::<S, _, _, 3, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
+                    (true, _) => {
+                        score_tile::<S, _, _, 4, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    }
                 }
                 i += tile;
             }
@@ -290,9 +301,13 @@ fn tile_queries(left: usize, most: usize) -> usize {
     left.div_ceil(left.div_ceil(most))
 }
 
+/// Cells to ask for, and the first of them.
+type Ask<'a, L> = Option<(&'a Ahead<L>, usize)>;
+
 /// Scores of sixteen keys for Q queries, 2 K keys at a time; `sums` is room.
 #[inline(always)]
-fn score_tile<S: Simd, C: Cell, const Q: usize, const K: usize>(
+#[expect(clippy::too_many_arguments, reason = "a loop's state")]
+fn score_tile<S: Simd, C: Cell, L: CellList, const Q: usize, const K: usize>(
     s: S,
     queries: &[[f32; LINE]],
     keys: &[&[[C; LINE]]; LINE],
@@ -300,6 +315,7 @@ fn score_tile<S: Simd, C: Cell, const Q: usize, const K: usize>(
     scale: f32,
     scores: &mut [[f32; LINE]],
     sums: &mut [[S::F; LINE / 2]; TILE_QUERIES_MAX],
+    ask: Ask<'_, L>,
 ) {
     let mut q = [queries; Q];
     for n in 0..Q {
@@ -311,6 +327,10 @@ fn score_tile<S: Simd, C: Cell, const Q: usize, const K: usize>(
         for k in 0..K {
             let key = (i + k) / 4 * 8 + (i + k) % 4;
             rows[k] = [&keys[key][..lines], &keys[key + 4][..lines]];
+        }
+        // A few at a time: more than the processor keeps track of would hold it up.
+        if let Some((ahead, first)) = ask {
+            ahead.fetch(s, first + 2 * i..first + 2 * (i + K));
         }
         let mut tile = [[[s.splat(0.0); 2]; K]; Q];
         for l in 0..lines {
@@ -426,28 +446,26 @@ fn accumulate_tile<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, c
     let lines = values.lines;
     let mut line = 0;
     while line < lines {
-        let next = if line + N <= lines { line + N } else { line + 1 };
-        if let Some(ahead) = ahead {
-            let from = weights.1 + ahead.chunk;
-            ahead.fetch(s, from + line * ahead.per_line..from + next * ahead.per_line);
-        }
-        if next == line + N {
-            accumulate_columns::<S, C, L, Q, N>(s, weights, values, line, sums);
+        let ask = ahead.filter(|_| line == 0).map(|ahead| (ahead, weights.1 + ahead.chunk));
+        if line + N <= lines {
+            accumulate_columns::<S, C, L, A, Q, N>(s, weights, values, line, sums, ask);
+            line += N;
         } else {
-            accumulate_columns::<S, C, L, Q, 1>(s, weights, values, line, sums);
+            accumulate_columns::<S, C, L, A, Q, 1>(s, weights, values, line, sums, ask);
+            line += 1;
         }
-        line = next;
     }
 }
 
 /// Vectors `line .. line + N` of Q queries.
 #[inline(always)]
-fn accumulate_columns<S: Simd, C: Cell, L: CellList, const Q: usize, const N: usize>(
+fn accumulate_columns<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, const N: usize>(
     s: S,
     (weights, first): Weights<'_>,
     values: Rows<'_, C, L>,
     line: usize,
     sums: &mut [[f32; LINE]],
+    ask: Ask<'_, A>,
 ) {
     let lines = values.lines;
     let mut tile = [[s.splat(0.0); N]; Q];
@@ -458,6 +476,9 @@ fn accumulate_columns<S: Simd, C: Cell, L: CellList, const Q: usize, const N: us
     }
     let weights: &[[f32; PARTITION_CELLS]; Q] = weights.first_chunk().expect("weights of Q queries");
     for (i, j) in (0..values.cells.count()).zip(first..PARTITION_CELLS) {
+        if let Some((ahead, first)) = ask {
+            ahead.fetch(s, first + i..first + i + 1);
+        }
         let values = &values.all[values.cells.cell(i) * lines + line..][..N];
         let mut value = [s.splat(0.0); N];
         for n in 0..N {
