@@ -135,15 +135,17 @@ impl<'a> Product<'a> {
                     unpack::<S, Q, _>(s, &self.weights::<Q>(first, count), count, heads, codes);
                 });
             }
-            const { assert!(S::BATCH_ROWS == 4 || S::BATCH_ROWS == 8) };
+            // Batches of eight where there are registers for them, then of four, then single rows.
+            let mut done = 0;
             if S::BATCH_ROWS == 8 {
-                self.batches::<S, Q, 8>(s, panel, chain..groups, rows, out);
-            } else {
-                self.batches::<S, Q, 4>(s, panel, chain..groups, rows, out);
+                done = self.batches::<S, Q, 8>(s, panel, chain..groups, rows, done, out);
             }
+            done = self.batches::<S, Q, 4>(s, panel, chain..groups, rows, done, out);
+            self.batches::<S, Q, 1>(s, panel, chain..groups, rows, done, out);
         }
     }
 
+    /// Multiplies rows from `done` on, R at a time as long as there are so many; how many are done then.
     #[inline(always)]
     fn batches<S: Words, Q: Shape, const R: usize>(
         &self,
@@ -151,16 +153,14 @@ impl<'a> Product<'a> {
         panel: &Panel<S>,
         chain: Range<usize>,
         rows: &[u32],
+        done: usize,
         out: &mut Tile<'_>,
-    ) {
-        let (batches, rest) = rows.as_chunks::<R>();
+    ) -> usize {
+        let (batches, _) = rows[done..].as_chunks::<R>();
         for (b, batch) in batches.iter().enumerate() {
-            self.batch::<S, Q, R>(s, panel, chain.clone(), batch, b * R, out);
+            self.batch::<S, Q, R>(s, panel, chain.clone(), batch, done + b * R, out);
         }
-        for (r, row) in rest.iter().enumerate() {
-            let r = batches.len() * R + r;
-            self.batch::<S, Q, 1>(s, panel, chain.clone(), std::array::from_ref(row), r, out);
-        }
+        done + batches.len() * R
     }
 
     /// The bytes of `count` groups from `first` on.
