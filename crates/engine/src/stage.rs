@@ -63,7 +63,10 @@ pub fn cpu(threads: usize, isa: Option<Isa>) -> Result<Cpu, LoadError> {
                 .join(", "),
         })?,
     };
-    let pool = Pool::new(threads).map_err(|e| LoadError::Threads { threads, reason: e.to_string() })?;
+    let processors = sys::topology::processors();
+    let places = processors.placing(threads).unwrap_or_default();
+    let pool =
+        Pool::placed(threads, places).map_err(|e| LoadError::Threads { threads, reason: e.to_string() })?;
     Ok(Cpu::new(kernels, pool))
 }
 

@@ -71,13 +71,26 @@ impl Pool {
     /// # Errors
     /// [`PoolError`]: `threads` is 0 or above [`THREADS_MAX`], or the system does not start so many.
     pub fn new(threads: usize) -> Result<Pool, PoolError> {
+        Pool::placed(threads, &[])
+    }
+
+    /// As [`Pool::new`], worker i staying on the logical processor `places[i]` if there is one; see
+    /// [`crate::topology::Processors::placing`]. Place 0 is left to the caller, which goes where the system wants it.
+    ///
+    /// # Errors
+    /// As [`Pool::new`]. A processor that does not let a worker in is no error: the worker stays where it is.
+    pub fn placed(threads: usize, places: &[usize]) -> Result<Pool, PoolError> {
         if threads == 0 || threads > THREADS_MAX {
             return Err(PoolError::Threads { threads });
         }
         let mut pool = Pool { shared: Arc::new(Shared::new(threads - 1)), workers: Vec::new() };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let spawned = sync::spawn(format!("worker-{worker}"), move || shared.serve(worker));
+            let place = places.get(worker).copied();
+            let spawned = sync::spawn(format!("worker-{worker}"), move || {
+                place.map(crate::topology::stay_on);
+                shared.serve(worker);
+            });
             pool.workers.push(spawned.map_err(|source| PoolError::Spawn { worker, threads, source })?);
         }
         Ok(pool)

@@ -12,19 +12,34 @@ pub struct Processors {
     pub allowed: usize,
     /// Physical cores among those: several hardware threads of a core count once.
     pub cores: usize,
+    /// Fast cores among those; all of them where they are alike. A step of a pass ends with its slowest thread, so slow
+    /// cores hold up more than they help.
+    pub fast_cores: usize,
+    /// Memory nodes those cores belong to.
+    pub nodes: usize,
     /// Processor time its control groups grant, in whole processors, rounded up; `None` without a quota.
     pub quota: Option<usize>,
+    /// Numbers of the allowed logical processors in the order in which threads should have them: one of each fast core, then
+    /// one of each slow core, then the other hardware threads; within that node by node.
+    pub order: Vec<usize>,
 }
 
 impl Processors {
-    /// Threads for work bound by arithmetic or memory: one for each core, within the quota.
+    /// Threads for work bound by arithmetic or memory: one for each fast core, within the quota.
     pub fn threads_default(&self) -> usize {
-        self.cores.min(self.quota.unwrap_or(usize::MAX)).max(1)
+        self.fast_cores.min(self.quota.unwrap_or(usize::MAX)).max(1)
     }
 
     /// The most threads that can run at once: one for each allowed logical processor, within the quota.
     pub fn threads_max(&self) -> usize {
         self.allowed.min(self.quota.unwrap_or(usize::MAX)).max(1)
+    }
+
+    /// Where each of `threads` threads that work side by side should run; `None` where the system's own choice is as good:
+    /// all cores are alike and have one hardware thread each, or there are more threads than processors.
+    pub fn placing(&self, threads: usize) -> Option<&[usize]> {
+        let alike = self.fast_cores == self.cores && self.cores == self.allowed;
+        if alike { None } else { self.order.get(..threads) }
     }
 }
 
@@ -36,10 +51,24 @@ pub fn processors() -> Processors {
 /// As [`processors`], of the machine whose files lie under `root` and a process allowed on the logical processors
 /// `allowed` (their numbers).
 pub fn processors_on(root: &Path, allowed: &[usize]) -> Processors {
-    let cores: BTreeSet<String> = allowed.iter().map(|&processor| core_of(root, processor)).collect();
+    let slow = slow_processors(root, allowed);
+    let nodes = nodes(root);
+    let node_of = |processor: usize| nodes.iter().position(|node| node.contains(&processor)).unwrap_or(0);
+    let mut seen = BTreeSet::new();
+    let mut order: Vec<(bool, bool, usize, usize)> = allowed
+        .iter()
+        .map(|&processor| {
+            let again = !seen.insert(core_of(root, processor));
+            (again, slow.contains(&processor), node_of(processor), processor)
+        })
+        .collect();
+    order.sort_unstable();
+    let firsts = order.iter().filter(|(again, ..)| !again);
     Processors {
         allowed: allowed.len().max(1),
-        cores: cores.len().max(1),
+        cores: seen.len().max(1),
+        fast_cores: firsts.clone().filter(|(_, slow, ..)| !slow).count().max(1),
+        nodes: firsts.map(|&(_, _, node, _)| node).collect::<BTreeSet<_>>().len().max(1),
         quota: cgroup::folders(root, "cpu")
             .into_iter()
             .filter_map(|(version, folder)| match version {
@@ -47,7 +76,25 @@ pub fn processors_on(root: &Path, allowed: &[usize]) -> Processors {
                 Version::V2 => quota_v2(&folder),
             })
             .min(),
+        order: order.into_iter().map(|(.., processor)| processor).collect(),
     }
+}
+
+/// Lets the calling thread run on one logical processor only. False where the system does not allow that; then it stays
+/// where it was.
+#[cfg(target_os = "linux")]
+pub fn stay_on(processor: usize) -> bool {
+    const BITS: usize = u64::BITS as usize;
+    let mut mask = vec![0u64; processor / BITS + 1];
+    mask[processor / BITS] = 1 << (processor % BITS);
+    // SAFETY: the mask has the size that is passed, and the kernel only reads it.
+    unsafe { libc::sched_setaffinity(0, mask.len() * 8, mask.as_ptr().cast()) == 0 }
+}
+
+/// Lets the calling thread run on one logical processor only: not here.
+#[cfg(not(target_os = "linux"))]
+pub fn stay_on(_processor: usize) -> bool {
+    false
 }
 
 /// Threads to use when nobody says: [`Processors::threads_default`] of this process.
@@ -65,6 +112,44 @@ fn core_of(root: &Path, processor: usize) -> String {
         .map(|list| list.trim().to_owned())
         .filter(|list| !list.is_empty())
         .unwrap_or_else(|| processor.to_string())
+}
+
+/// Those of the allowed logical processors whose core is of a slower kind: what Linux calls atom cores (hybrid x86), or what
+/// has less than four fifths of the greatest capacity (ARM). None where it says nothing.
+fn slow_processors(root: &Path, allowed: &[usize]) -> Vec<usize> {
+    let atoms = root.join("sys/devices/cpu_atom/cpus");
+    let atoms = cgroup::text(&atoms).map(|list| numbers(&list)).unwrap_or_default();
+    let capacity = |processor: usize| {
+        cgroup::number(&root.join(format!("sys/devices/system/cpu/cpu{processor}/cpu_capacity")))
+    };
+    let capacities: Vec<Option<u64>> = allowed.iter().map(|&processor| capacity(processor)).collect();
+    let greatest = capacities.iter().flatten().max().copied().unwrap_or(0);
+    let small = |capacity: &Option<u64>| capacity.is_some_and(|capacity| capacity * 5 < greatest * 4);
+    let slow =
+        allowed.iter().zip(&capacities).filter(|(cpu, capacity)| atoms.contains(cpu) || small(capacity));
+    let slow: Vec<usize> = slow.map(|(&processor, _)| processor).collect();
+    // On slow cores only they are what there is.
+    if slow.len() == allowed.len() { Vec::new() } else { slow }
+}
+
+/// The logical processors of each memory node that has some.
+fn nodes(root: &Path) -> Vec<Vec<usize>> {
+    let folder = root.join("sys/devices/system/node");
+    let online = cgroup::text(&folder.join("online")).map(|list| numbers(&list)).unwrap_or_default();
+    let processors =
+        |node| cgroup::text(&folder.join(format!("node{node}/cpulist"))).map(|list| numbers(&list));
+    online.into_iter().filter_map(processors).filter(|processors| !processors.is_empty()).collect()
+}
+
+/// Numbers of a list like `0-3,8`, as Linux writes them; what is no number is left out.
+fn numbers(list: &str) -> Vec<usize> {
+    /// More logical processors than any machine has: a damaged file does not fill the memory.
+    const NUMBER_MAX: usize = 1 << 16;
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse::<usize>().ok()?.min(NUMBER_MAX))
+    });
+    ranges.flatten().collect()
 }
 
 /// `cpu.max`: the granted time and the period, in microseconds, or "max" for no quota.
@@ -131,6 +216,59 @@ mod tests {
         assert_eq!(on(&[]), (1, 1, 1, 1));
     }
 
+    #[test]
+    fn slow_cores_and_second_threads_come_last() {
+        let siblings = |cpu: usize| format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let (a, b, c, d) = (siblings(0), siblings(1), siblings(2), siblings(3));
+        // Two fast cores of two threads, two slow cores of one.
+        let hybrid = machine(&[
+            (&a, "0-1\n"),
+            (&b, "0-1\n"),
+            (&c, "2-3\n"),
+            (&d, "2-3\n"),
+            ("sys/devices/cpu_core/cpus", "0-3\n"),
+            ("sys/devices/cpu_atom/cpus", "4-5\n"),
+        ]);
+        let here = processors_on(hybrid.path(), &[0, 1, 2, 3, 4, 5]);
+        assert_eq!((here.cores, here.fast_cores, here.threads_default()), (4, 2, 2));
+        assert_eq!(here.order, [0, 2, 4, 5, 1, 3]);
+        assert_eq!(here.placing(3), Some(&[0, 2, 4][..]));
+        assert_eq!(here.placing(7), None, "more threads than processors");
+        let slow_only = processors_on(hybrid.path(), &[4, 5]);
+        assert_eq!((slow_only.fast_cores, slow_only.placing(2)), (2, None));
+    }
+
+    #[test]
+    fn cores_of_less_capacity_are_slow() {
+        let capacity = |cpu: usize| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        let (a, b, c) = (capacity(0), capacity(1), capacity(2));
+        let machine = machine(&[(&a, "400\n"), (&b, "1024\n"), (&c, "900\n")]);
+        let here = processors_on(machine.path(), &[0, 1, 2]);
+        assert_eq!((here.fast_cores, here.threads_default()), (2, 2));
+        assert_eq!(here.order, [1, 2, 0]);
+    }
+
+    #[test]
+    fn threads_fill_a_memory_node_before_the_next() {
+        let machine = machine(&[
+            ("sys/devices/system/node/online", "0-2\n"),
+            ("sys/devices/system/node/node0/cpulist", "0,2\n"),
+            ("sys/devices/system/node/node1/cpulist", "1,3\n"),
+            ("sys/devices/system/node/node2/cpulist", "\n"),
+        ]);
+        let here = processors_on(machine.path(), &[0, 1, 2, 3]);
+        assert_eq!((here.nodes, &here.order[..]), (2, &[0, 2, 1, 3][..]));
+        assert_eq!(processors_on(machine.path(), &[1, 3]).nodes, 1);
+    }
+
+    #[test]
+    fn a_thread_stays_where_it_was_put() {
+        let first = affinity()[0];
+        let there = std::thread::spawn(move || stay_on(first).then(affinity)).join().unwrap();
+        assert_eq!(there.unwrap_or(vec![first]), [first]);
+        assert!(!stay_on(60_000), "no such processor");
+    }
+
     fn quota(files: &[(&str, &str)]) -> Option<usize> {
         processors_on(machine(files).path(), &[0, 1, 2, 3, 4, 5, 6, 7]).quota
     }
@@ -168,7 +306,8 @@ mod tests {
     #[test]
     fn the_quota_bounds_the_threads() {
         let on = |quota| {
-            let processors = Processors { allowed: 16, cores: 8, quota };
+            let order = (0..16).collect();
+            let processors = Processors { allowed: 16, cores: 8, fast_cores: 8, nodes: 1, quota, order };
             (processors.threads_default(), processors.threads_max())
         };
         assert_eq!(on(None), (8, 16));
