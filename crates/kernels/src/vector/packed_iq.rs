@@ -3,10 +3,28 @@
 //! A vector holds the 64 codes of two groups: eight entries of a grid of eights or sixteen of a grid of fours, with
 //! signs from a mask of 64 bits.
 
+use super::matmul_int8::CHAIN_GROUPS;
 use super::packed::{Integers, Packed, bits_at, first};
 use super::simd::Simd;
 use crate::quant::codebooks::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
 use crate::quant::{Format, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+
+/// The same for each vector of a chain's `$count` groups; written out for a whole chain, so that addresses are constants.
+macro_rules! each_vector {
+    ($j:ident in $count:expr => $body:block) => {
+        if $count == CHAIN_GROUPS {
+            each_vector!(@ $j in 0 1 2 3 4 5 6 7 => $body);
+        } else {
+            for $j in 0..$count / 2 $body
+        }
+    };
+    (@ $j:ident in $($value:literal)* => $body:block) => {
+        $({
+            let $j = $value;
+            $body
+        })*
+    };
+}
 
 /// Eight entries of a grid, whose size is a power of two.
 #[inline(always)]
@@ -111,14 +129,14 @@ impl Packed for Iq2Xxs {
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let (mut codes, mut signs) = ([s.zero_b(); 8], [0; 64]);
         s.store_b(s.even_signs(s.odd_words(of_both::<Self, 64>(chain, 2))), &mut signs);
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let bytes = first::<16>(chain, j / 4 * Self::BLOCK_BYTES + 2 + 16 * (j % 4));
             let mut indices = [0; 8];
             for k in 0..8 {
                 indices[k] = bytes[8 * (k / 4) + k % 4].into();
             }
             codes[j] = signed(s, eights(s, &IQ2_XXS_GRID, indices), u64_at(&signs, 8 * j));
-        }
+        });
         codes
     }
 
@@ -140,14 +158,14 @@ impl Packed for Iq2Xs {
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let (mut codes, mut signs) = ([s.zero_b(); 8], [0; 64]);
         s.store_b(s.high_signs(of_both::<Self, 64>(chain, 2)), &mut signs);
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let bytes = first::<16>(chain, j / 4 * Self::BLOCK_BYTES + 2 + 16 * (j % 4));
             let mut indices = [0; 8];
             for k in 0..8 {
                 indices[k] = bits_at(bytes, 2 * k).into();
             }
             codes[j] = signed(s, eights(s, &IQ2_XS_GRID, indices), u64_at(&signs, 8 * j));
-        }
+        });
         codes
     }
 
@@ -175,14 +193,14 @@ impl Packed for Iq2S {
         high_16[8..].copy_from_slice(high_too);
         let wide = wide_indices(s, low, s.four_each(&high_16));
         let mut codes = [s.zero_b(); 8];
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let mut indices = [0; 8];
             for k in 0..8 {
                 indices[k] = bits_at(wide.as_flattened(), 2 * zipped(8 * j + k)).into();
             }
             let signs = u64_at(chain, j / 4 * Self::BLOCK_BYTES + 34 + 8 * (j % 4));
             codes[j] = signed(s, eights(s, &IQ2_S_GRID, indices), signs);
-        }
+        });
         codes
     }
 
@@ -211,10 +229,10 @@ impl Packed for Iq3Xxs {
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let (mut codes, mut signs) = ([s.zero_b(); 8], [0; 64]);
         s.store_b(s.even_signs(sign_words(s, chain)), &mut signs);
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let bytes = first::<16>(chain, j / 4 * Self::BLOCK_BYTES + 2 + 16 * (j % 4));
             codes[j] = signed(s, fours(s, &IQ3_XXS_GRID, bytes.map(usize::from)), u64_at(&signs, 8 * j));
-        }
+        });
         codes
     }
 
@@ -234,19 +252,19 @@ impl Packed for Iq3S {
 
     #[inline(always)]
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
-        let mut codes = [s.zero_b(); 8];
-        for b in 0..count / 8 {
-            let block = &chain[b * Self::BLOCK_BYTES..][..Self::BLOCK_BYTES];
-            let high = s.with_mask(s.zero_b(), u64_at(block, 66), 1);
-            let wide = wide_indices(s, s.load_b(first(block, 2)), high);
-            for j in 0..4 {
-                let mut indices = [0; 16];
-                for k in 0..16 {
-                    indices[k] = bits_at(wide.as_flattened(), 2 * zipped(16 * j + k)).into();
-                }
-                codes[4 * b + j] = signed(s, fours(s, &IQ3_S_GRID, indices), u64_at(block, 74 + 8 * j));
+        let (mut codes, mut wide) = ([s.zero_b(); 8], [[0; 64]; 2]);
+        each_vector!(j in count => {
+            let (block, sub) = (&chain[j / 4 * Self::BLOCK_BYTES..][..Self::BLOCK_BYTES], j % 4);
+            if sub == 0 {
+                let high = s.with_mask(s.zero_b(), u64_at(block, 66), 1);
+                wide = wide_indices(s, s.load_b(first(block, 2)), high);
             }
-        }
+            let mut indices = [0; 16];
+            for k in 0..16 {
+                indices[k] = bits_at(wide.as_flattened(), 2 * zipped(16 * sub + k)).into();
+            }
+            codes[j] = signed(s, fours(s, &IQ3_S_GRID, indices), u64_at(block, 74 + 8 * sub));
+        });
         codes
     }
 
@@ -283,19 +301,20 @@ impl Packed for Iq1S {
     #[inline(always)]
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let mut codes = [s.zero_b(); 8];
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let (block, sub) = (&chain[j / 4 * Self::BLOCK_BYTES..], j % 4);
             let low: &[u8; 8] = first(block, 2 + 8 * sub);
-            let heads = [0, 1].map(|g| u32::from(bits_at(block, 34 + 4 * sub + 2 * g)));
+            let head = |g: usize| u32::from(bits_at(block, 34 + 4 * sub + 2 * g));
+            let heads = [head(0), head(1)];
             // Three bits each to 8..11, 11..14 and so on.
             let mut indices = [0; 8];
             for k in 0..8 {
                 indices[k] = usize::from(low[k]) | (heads[k / 4] << 8 >> (3 * (k % 4))) as usize & 0x700;
             }
             let unsigned = eights(s, &IQ1_CODES, indices);
-            let positive = heads.map(|head| u64::from((head >> 15).wrapping_sub(1)));
-            codes[j] = s.with_mask(unsigned, positive[0] | positive[1] << 32, 2);
-        }
+            let positive = |head: u32| u64::from((head >> 15).wrapping_sub(1));
+            codes[j] = s.with_mask(unsigned, positive(heads[0]) | positive(heads[1]) << 32, 2);
+        });
         codes
     }
 
@@ -322,7 +341,7 @@ impl Packed for Iq1M {
     #[inline(always)]
     fn codes<S: Simd>(s: S, chain: &[u8], count: usize, _bound: usize) -> [S::B; 8] {
         let mut codes = [s.zero_b(); 8];
-        for j in 0..count / 2 {
+        each_vector!(j in count => {
             let (block, sub) = (&chain[j / 4 * Self::BLOCK_BYTES..], j % 4);
             let low: &[u8; 8] = first(block, 8 * sub);
             let high = u32::from_le_bytes(*first(block, 32 + 4 * sub));
@@ -334,7 +353,7 @@ impl Packed for Iq1M {
             // A byte of ones for each index whose offset is not negative.
             let positive = (!spread_nibbles(high) >> 3 & 0x0101_0101_0101_0101) * 0xff;
             codes[j] = s.with_mask(unsigned, positive, 2);
-        }
+        });
         codes
     }
 
