@@ -14,7 +14,7 @@ use crate::scheduler;
 use crate::sequence::Sequence;
 use crate::stage::{Stage, cpu};
 use crate::state::State;
-use crate::weights::Progress;
+use crate::weights::{Loading, Progress};
 use crate::window::{Outputs, Window};
 
 /// What the caller decides about an engine.
@@ -59,7 +59,19 @@ impl Engine {
         let model = Arc::new(Model::load_file(file, &config.load, progress)?);
         let backend = cpu(config.threads, config.isa)?;
         let vocabulary = model.spec.vocabulary;
-        Ok(Engine { stage: Stage::new(model, backend), chunk_tokens: config.chunk_tokens.max(1), vocabulary })
+        let mut stage = Stage::new(model, backend);
+        if config.load.loading == Loading::Moved {
+            stage.move_weights();
+        }
+        Ok(Engine { stage, chunk_tokens: config.chunk_tokens.max(1), vocabulary })
+    }
+
+    /// See [`Stage::settle_weights`].
+    ///
+    /// # Errors
+    /// As [`Stage::settle_weights`].
+    pub fn settle_weights(&mut self) -> Result<u64, LoadError> {
+        self.stage.settle_weights()
     }
 
     /// The model.

@@ -28,7 +28,7 @@ pub struct LoadOptions {
     pub draft: Option<PathBuf>,
 }
 
-/// A model in memory. Never changes once loaded.
+/// A model in memory. Never changes once loaded, but for the place where the same weights lie.
 pub struct Model {
     /// Shapes and layers.
     pub spec: ModelSpec,

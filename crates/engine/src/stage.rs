@@ -12,6 +12,7 @@ use crate::memory::experts_used;
 use crate::model::Model;
 use crate::models::TensorId;
 use crate::state::State;
+use crate::weights::Mover;
 use crate::window::{Input, Row, Span, Window};
 
 /// Runs windows through a model.
@@ -21,6 +22,8 @@ pub struct Stage<B = Cpu> {
     trunk: Buffers,
     draft: Option<Buffers>,
     failed: Vec<Failure>,
+    /// Present where the weights are to move.
+    mover: Option<Mover>,
 }
 
 /// What a window gave, for the rows that wanted it, in their order.
@@ -75,7 +78,22 @@ impl<B: Backend> Stage<B> {
     pub fn new(model: Arc<Model>, backend: B) -> Stage<B> {
         let trunk = Buffers::new(&model.trunk.buffers);
         let draft = model.draft.as_ref().map(|graph| Buffers::new(&graph.buffers));
-        Stage { model, backend, trunk, draft, failed: Vec::new() }
+        Stage { model, backend, trunk, draft, failed: Vec::new(), mover: None }
+    }
+
+    /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: the first token
+    /// does not wait, nor share a processor, for what makes later ones faster.
+    pub fn move_weights(&mut self) {
+        self.mover.get_or_insert_with(|| Mover::new(self.model.weights.clone()));
+    }
+
+    /// Waits until weights that are to move have moved, or until that makes no progress for some seconds. Answers with the
+    /// bytes moved; 0 where none are to move. Computing needs none of this: results are the same bits before and after.
+    ///
+    /// # Errors
+    /// Why moving ended early ([`LoadError::Arena`], [`LoadError::Read`]), which harms nothing but speed.
+    pub fn settle_weights(&mut self) -> Result<u64, LoadError> {
+        self.mover.as_mut().map_or(Ok(0), Mover::settle)
     }
 
     /// The model.
@@ -117,6 +135,9 @@ impl<B: Backend> Stage<B> {
         let buffers = &mut self.trunk;
         assert!(states.iter().all(|s| s.layout() == layout), "states that are not of this model's trunk");
         self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        if let Some(mover) = &mut self.mover {
+            mover.begin();
+        }
         Ok(output(graph, buffers, &self.failed))
     }
 

@@ -1,7 +1,10 @@
 //! The weights of a model, held for computing.
 
+mod moving;
+
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use gguf::{ModelFile, TensorType};
 use kernels::{WeightRows, quant};
@@ -14,10 +17,14 @@ use crate::error::LoadError;
 use crate::memory::ngram_tables;
 use crate::models::{Binding, Form, ModelSpec, TensorId};
 
+pub(crate) use moving::Mover;
+
 /// Mapped files and the tensors in them, in the order of [`ModelSpec::tensors`].
 pub struct Weights {
     maps: Vec<Map>,
     held: Vec<Held>,
+    /// What stays mapped: tables of which a token uses a few rows.
+    tables: Vec<TensorId>,
 }
 
 /// How weights come into memory.
@@ -26,18 +33,22 @@ pub enum Loading {
     /// The file is mapped: its pages come when they are first used, and the system may drop them again.
     #[default]
     Mapped,
+    /// The file is mapped, and once a first pass is done an engine copies the matrices into huge pages of this process, in
+    /// the background.
+    Moved,
     /// The file is read to its end into memory of this process.
     Read,
 }
 
 impl Loading {
     /// Every way.
-    pub const ALL: [Loading; 2] = [Loading::Mapped, Loading::Read];
+    pub const ALL: [Loading; 3] = [Loading::Mapped, Loading::Moved, Loading::Read];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Loading::Mapped => "mapped",
+            Loading::Moved => "moved",
             Loading::Read => "read",
         }
     }
@@ -58,7 +69,12 @@ enum Held {
 
 /// Where the bytes of a matrix are.
 enum Bytes {
-    Mapped { map: usize, range: Range<usize> },
+    /// In a file, and from some time on in memory too; from then on nobody asks for those in the file.
+    Mapped {
+        map: usize,
+        range: Range<usize>,
+        moved: OnceLock<Lease>,
+    },
     Read(Lease),
 }
 
@@ -98,10 +114,11 @@ impl Weights {
                 hold(binding, file, first_map, &maps)
             })
             .collect::<Result<_, _>>()?;
+        let tables = ngram_tables(spec);
         if loading == Loading::Read {
-            read(&mut held, &maps, &ngram_tables(spec), progress)?;
+            read(&mut held, &maps, &tables, progress)?;
         }
-        Ok(Weights { maps, held })
+        Ok(Weights { maps, held, tables })
     }
 
     /// All rows of a tensor held as it lies in the file.
@@ -116,7 +133,10 @@ impl Weights {
 
     fn bytes<'a>(&'a self, bytes: &'a Bytes) -> &'a [u8] {
         match bytes {
-            Bytes::Mapped { map, range } => &self.maps[*map][range.clone()],
+            Bytes::Mapped { map, range, moved } => match moved.get() {
+                Some(lease) => lease,
+                None => &self.maps[*map][range.clone()],
+            },
             Bytes::Read(lease) => lease,
         }
     }
@@ -212,7 +232,9 @@ fn read(
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
     let wanted = |(i, held): (usize, &Held)| match held {
-        Held::Rows { bytes: Bytes::Mapped { map, range }, .. } if !mapped.contains(&TensorId(i as u32)) => {
+        Held::Rows { bytes: Bytes::Mapped { map, range, .. }, .. }
+            if !mapped.contains(&TensorId(i as u32)) =>
+        {
             Some((i, *map, range.clone()))
         }
         _ => None,
@@ -247,7 +269,7 @@ fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> 
         return Err(bad_type());
     }
     if binding.form == Form::Rows {
-        let bytes = Bytes::Mapped { map, range };
+        let bytes = Bytes::Mapped { map, range, moved: OnceLock::new() };
         return Ok(Held::Rows { bytes, dtype: info.dtype, row_values: binding.row_values });
     }
     let mut values = AlignedBuf::<f32>::zeroed(binding.row_values * binding.rows)?;

@@ -6,8 +6,9 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::experts::{PARTS_MAX, Role};
+use engine::models::TensorId;
 use engine::state::KvType;
-use engine::{LoadError, LoadOptions, Loading, Model};
+use engine::{Engine, EngineConfig, LoadError, LoadOptions, Loading, Model};
 use support::*;
 
 fn load(path: &std::path::Path, loading: Loading) -> std::sync::Arc<Model> {
@@ -36,6 +37,96 @@ fn read_weights_give_the_bits_of_mapped_ones() {
             (bits(&logits), state.to_bytes(model.identity), model.active_bytes())
         };
         assert!(logits(Loading::Mapped) == logits(Loading::Read), "{}", path.display());
+    }
+}
+
+/// Weights move while passes run: before, in the middle of it (a copy that was begun is dropped there), beside it and after
+/// it the results are the same bits. Stacks of experts move as the other matrices do.
+#[test]
+fn moved_weights_give_the_bits_of_mapped_ones() {
+    for path in files() {
+        let tokens: Vec<u32> = (0..40).map(|i| i * 13 % 500).collect();
+        let model = load(&path, Loading::Moved);
+        let mut stage = stage_of(&model, 2, None);
+        let mut logits = || {
+            let mut state = model.new_state().unwrap();
+            let logits = read(&mut stage, &mut state, &tokens, &[17, 1, 1]);
+            (bits(&logits), state.to_bytes(model.identity))
+        };
+        let before = logits();
+        let place = |id: TensorId| model.weights.rows(id).bytes.as_ptr();
+        let experts: Vec<TensorId> =
+            model.experts.layers().iter().flat_map(|layer| &layer.parts).map(|part| part.tensor).collect();
+        let mapped: Vec<_> = experts.iter().map(|&id| place(id)).collect();
+        let mut total = 0;
+        model
+            .weights
+            .move_matrices(&mut |copied| {
+                total = copied;
+                copied < 100_000
+            })
+            .unwrap();
+        assert!(logits() == before, "{}", path.display());
+        std::thread::scope(|scope| {
+            let moving = scope.spawn(|| model.weights.move_matrices(&mut |_| true).unwrap());
+            for _ in 0..3 {
+                assert!(logits() == before, "{}", path.display());
+            }
+            assert!(moving.join().unwrap() > 0 && total > 0);
+        });
+        assert!(logits() == before, "{}", path.display());
+        assert_eq!(model.weights.move_matrices(&mut |_| true).unwrap(), 0, "all was moved");
+        let moved = experts.iter().zip(mapped).all(|(&id, before)| place(id) != before);
+        assert!(moved, "{}: experts stayed in the file", path.display());
+    }
+}
+
+/// What was moved needs its file no more, and what cannot be read stays where it is.
+#[test]
+fn moving_ends_at_what_cannot_be_read_and_keeps_what_was_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(f32_model("q3moe-tiny"), &path).unwrap();
+    let tokens: Vec<u32> = (1..20).collect();
+    let logits = |model: &std::sync::Arc<Model>| {
+        let mut state = model.new_state().unwrap();
+        bits(&read(&mut stage_of(model, 1, None), &mut state, &tokens, &[19]))
+    };
+    let (moved, cut) = (load(&path, Loading::Moved), load(&path, Loading::Moved));
+    let whole = logits(&moved);
+    assert!(moved.weights.move_matrices(&mut |_| true).unwrap() > 0);
+    File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert_eq!(logits(&moved), whole);
+    let error = cut.weights.move_matrices(&mut |_| true).unwrap_err();
+    assert!(matches!(&error, LoadError::Read(read) if read.path == path), "{error}");
+    // No pass is spoilt by the attempt; one that uses the file is, and says so.
+    assert!(cut.weights.damaged().is_none());
+}
+
+/// An engine moves its weights after its first pass, and may go while that lasts.
+#[test]
+fn an_engine_that_moves_its_weights_can_go_at_any_time() {
+    let path = f32_model("q3moe-tiny");
+    let config = |loading| EngineConfig {
+        load: LoadOptions { loading, ..LoadOptions::default() },
+        threads: 2,
+        isa: None,
+        chunk_tokens: 8,
+    };
+    let tokens: Vec<u32> = (1..30).collect();
+    let mut whole: Option<Vec<f32>> = None;
+    for passes in 0..24 {
+        let mut engine = Engine::load(&path, &config(Loading::ALL[passes % 3])).unwrap();
+        for _ in 0..passes % 4 {
+            let mut state = engine.model().new_state().unwrap();
+            let logits = engine.read(&mut state, &tokens).unwrap().to_vec();
+            assert_eq!(bits(&[whole.get_or_insert(logits.clone()).clone()]), bits(&[logits]));
+        }
+        if passes % 8 == 1 {
+            let all = engine.model().weights.move_matrices(&mut |_| true);
+            engine.settle_weights().unwrap();
+            assert!(all.is_ok());
+        }
     }
 }
 

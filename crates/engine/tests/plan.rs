@@ -42,7 +42,7 @@ fn any_options(random: &mut Random, trained: usize) -> PlanOptions {
         chunk_tokens: 1 << random.below(12),
         tentative_rows: random.below(3) * 4,
         output_rows: 1 << random.below(8),
-        loading: Loading::ALL[random.below(2)],
+        loading: Loading::ALL[random.below(3)],
     }
 }
 
@@ -184,6 +184,42 @@ fn mapped_weights_may_be_larger_than_the_memory() {
     let read = plan(&shapes, &Machine::invented(100 * GIB), &read).unwrap();
     assert_eq!((read.cached_bytes(), read.reread_bytes_per_token), (0, 0));
     assert!(read.process_bytes() > 64 * GIB);
+}
+
+/// Moved weights are this process's own and cannot be dropped again. A plan that moved them into the last of the memory
+/// would leave the system none for anything else.
+#[test]
+fn weights_move_only_where_enough_memory_stays_free() {
+    let shapes = large();
+    let options = PlanOptions { context_tokens: Some(4096), ..PlanOptions::default() };
+    assert_eq!(options.loading, Loading::Moved);
+    let on = |machine: &Machine| plan(&shapes, machine, &options).unwrap();
+    let own = on(&Machine::invented(u64::MAX)).process_bytes();
+    // A tenth of what is available stays free: own + 64 GiB is nine tenths.
+    let enough = (own + 64 * GIB).div_ceil(9) * 10;
+    let moved = on(&Machine::invented(enough));
+    assert_eq!((moved.loading, moved.load_options().loading), (Loading::Moved, Loading::Moved));
+    assert!(moved.to_string().contains("mapped, then moved to huge pages in the background; read for"));
+    assert!(moved.to_string().contains("moved to huge pages in the background; a token reads those"));
+    let stays = on(&Machine::invented(enough - 20));
+    assert_eq!((stays.loading, stays.load_options().loading), (Loading::Mapped, Loading::Mapped));
+    assert!(!stays.to_string().contains("moved"), "{stays}");
+    // Where they lie is all that differs.
+    assert_eq!((stays.process_bytes(), stays.cached_bytes()), (moved.process_bytes(), moved.cached_bytes()));
+    // Addresses are taken by the map and by the copy; without huge pages there is nothing to be had for them.
+    let margin = enough / 10;
+    let addresses = own + 2 * 64 * GIB + margin;
+    let limited = |bytes| on(&Machine { huge_page_room_bytes: bytes, ..Machine::invented(enough) }).loading;
+    assert_eq!(limited(addresses), Loading::Moved);
+    assert_eq!([limited(addresses - 20), limited(0)], [Loading::Mapped; 2]);
+    // A small model on a small machine: 1 GiB stays free.
+    let small = crate::shapes("q3moe-tiny");
+    let on = |bytes| plan(&small, &Machine::invented(bytes), &options).unwrap();
+    let own = on(GIB).process_bytes() + small.dense_bytes + small.expert_bytes;
+    assert_eq!([on(own + GIB - 1).loading, on(own + GIB).loading], [Loading::Mapped, Loading::Moved]);
+    // Who wants them mapped has them mapped.
+    let mapped = PlanOptions { loading: Loading::Mapped, ..options.clone() };
+    assert_eq!(plan(&shapes, &Machine::invented(u64::MAX), &mapped).unwrap().loading, Loading::Mapped);
 }
 
 /// A context that nobody asked for may push experts out of memory, but not what every token reads; if it would, it is

@@ -23,7 +23,8 @@ Examples:
 Reads headers only, so it takes no time and no memory whatever the size of the model. What is available is the least of
 the machine's available memory and the room in this process's control groups; file cache that can be dropped counts as
 free. A mapped part is pages of the model's file, which the system may drop and read again; all else is memory of the
-process itself and must fit. With --json: {\"parts\": [...], \"total_bytes\": N, \"available_bytes\": N, ...}."
+process itself and must fit. Weights that are moved begin mapped; they stay so unless all of them fit beside everything
+else and 1 GiB or a tenth of what is available, whichever is more, stays free. With --json: {\"parts\": [...], \"total_bytes\": N, \"available_bytes\": N, ...}."
 )]
 pub struct PlanArgs {
     #[command(flatten)]
@@ -40,8 +41,8 @@ pub struct PlanArgs {
     /// Most rows of one pass
     #[arg(long, value_name = "N", default_value_t = engine::memory::CHUNK_TOKENS, value_parser = parse::in_range(1..=parse::CHUNK_MAX))]
     pub chunk: usize,
-    /// How weights come into memory, mapped or read
-    #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = parse::loading)]
+    /// How weights come into memory, moved, mapped or read
+    #[arg(long, value_name = "HOW", default_value = "moved", value_parser = parse::loading)]
     pub weights: Loading,
     /// Plan for a machine with so many bytes available, with K, M, G or T for powers of 1024 [default: this machine]
     #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
@@ -111,6 +112,6 @@ fn object(plan: &Plan) -> serde_json::Value {
         "kv": plan.options.kv.name(),
         "parallel": plan.options.sequences,
         "chunk_tokens": plan.options.chunk_tokens,
-        "weights": plan.options.loading.name(),
+        "weights": plan.loading.name(),
     })
 }

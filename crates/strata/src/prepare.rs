@@ -58,7 +58,7 @@ pub fn engine(
 fn load(file: ModelFile, config: &EngineConfig) -> Result<Engine, LoadError> {
     const WHAT: &str = "loading the model";
     match config.load.loading {
-        Loading::Mapped => {
+        Loading::Mapped | Loading::Moved => {
             let _waiting = Waiting::start(WHAT);
             Engine::load_file(file, config, &|_, _| ())
         }

@@ -135,4 +135,5 @@ fn read_weights_give_the_same_answer() {
     let answer =
         |weights: &str| json(&["logits", "-m", &file, "--tokens", "1,2,3", "--json", "--weights", weights]);
     assert_eq!(answer("read"), answer("mapped"));
+    assert_eq!(answer("moved"), answer("mapped"));
 }

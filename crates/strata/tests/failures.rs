@@ -153,7 +153,7 @@ fn wrong_arguments() {
     check(&["run", "-m", &file, "-p", "x", "--isa", "sse"], 2, "scalar, avx2, avx512 or neon");
     check(&["run", "-m", &file], 2, "--prompt");
     check(&["plan", "-m", &file, "--memory", "lots"], 2, "such as 32G");
-    check(&["plan", "-m", &file, "--weights", "some"], 2, "mapped or read");
+    check(&["plan", "-m", &file, "--weights", "some"], 2, "moved, mapped or read");
     check(&["dance"], 2, "dance");
 }
 

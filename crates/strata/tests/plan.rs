@@ -74,7 +74,16 @@ fn settings_change_what_they_should() {
             .sum()
     };
     let base = plan(&[]);
-    assert_eq!((&base["kv"], &base["weights"]), (&"f16".into(), &"mapped".into()));
+    assert_eq!(base["kv"], "f16");
+    let weights = |memory: &str, how: &str| {
+        let plan = plan(&["--memory", memory, "--weights", how]);
+        plan["weights"].as_str().map(str::to_owned).expect("how")
+    };
+    // What was asked for, and the default, which is as good as asked for.
+    assert_eq!(plan(&["--memory", "100G"])["weights"], "moved");
+    assert_eq!(["moved", "mapped", "read"].map(|how| weights("100G", how)), ["moved", "mapped", "read"]);
+    // Moving needs a GiB to spare.
+    assert_eq!(["moved", "mapped"].map(|how| weights("1G", how)), ["mapped", "mapped"]);
     assert!(bytes(&plan(&["--kv", "f32"]), "KV cells") > bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--parallel", "3"]), "KV cells") > 2 * bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--chunk", "64"]), "scratch buffers") < bytes(&base, "scratch buffers") / 2);
@@ -87,9 +96,12 @@ fn settings_change_what_they_should() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_stays_within_its_plan() {
-    for (name, weights) in
-        [("q4e-tiny-F32", "mapped"), ("q3moe-tiny-F32", "read"), ("q35moe-tiny-F32", "read")]
-    {
+    for (name, weights) in [
+        ("q4e-tiny-F32", "mapped"),
+        ("q3moe-tiny-F32", "read"),
+        ("q3moe-tiny-F32", "moved"),
+        ("q35moe-tiny-F32", "read"),
+    ] {
         let file = model(name);
         let settings = ["-m", &file, "--ctx", "600", "--weights", weights, "--json"];
         let plan = json(&[&["plan"], &settings[..]].concat());
@@ -112,8 +124,9 @@ fn every_command_runs_in_few_addresses() {
     let text = text.display().to_string();
     let tokens: Vec<String> = (0..130).map(|i| (i * 7 % 1000).to_string()).collect();
     let tokens = tokens.join(",");
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 7] = [
         &["run", "--raw", "-n", "3", "-p", "word"],
+        &["run", "--raw", "-n", "3", "-p", "word", "--weights", "mapped"],
         &["run", "--raw", "-n", "3", "-p", "word", "--weights", "read"],
         &["bench", "-p", "80", "-n", "3", "--repeat", "1"],
         &["logits", "--tokens", &tokens, "--json"],

@@ -11,5 +11,6 @@ pub mod memory;
 pub mod mmap;
 #[allow(unexpected_cfgs, reason = "`--cfg loom` builds the pool for the loom checker")]
 pub mod pool;
+pub mod priority;
 pub mod read;
 pub mod topology;

@@ -5,5 +5,6 @@ mod limits;
 
 pub use aligned::{AlignedBuf, OutOfMemory, held_bytes};
 pub use limits::{
-    Available, Limit, Resident, available, available_on, peak_resident_bytes, resident, total_bytes,
+    Available, Limit, Resident, available, available_on, huge_page_room, peak_resident_bytes, resident,
+    total_bytes,
 };

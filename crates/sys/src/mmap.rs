@@ -19,6 +19,8 @@ pub struct Map {
     #[cfg(target_os = "linux")]
     registered: Option<sigbus::Registered>,
     bytes: memmap2::Mmap,
+    /// Kept open: by now the path may name another file.
+    file: File,
     path: PathBuf,
 }
 
@@ -81,6 +83,7 @@ impl Map {
             #[cfg(target_os = "linux")]
             registered,
             bytes,
+            file,
             path: path.into(),
         })
     }
@@ -123,6 +126,45 @@ impl Map {
         let _ = range;
     }
 
+    /// Tells the system that this process needs no more of `range` (byte offsets, cut to the file) in its memory. Only
+    /// whole pages within it are given up; they stay in the system's cache of files and come back with the same bytes
+    /// when they are read again.
+    pub fn advise_unneeded(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let page = page_bytes();
+            // The library would widen the range to whole pages; neighbours may be in use.
+            let (first, end) = (range.start.next_multiple_of(page), range.end.min(self.len()) / page * page);
+            if first < end {
+                // SAFETY: the map is a shared one of a file and nobody writes through it, so a page that is dropped
+                // comes back with the bytes of the file, or as zeros by way of the SIGBUS handler, like one that was
+                // never read. References into it stay valid.
+                let _ = unsafe {
+                    self.bytes.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, first, end - first)
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
+    /// Reads the bytes of the file from `offset` on into `into`, without touching the map.
+    ///
+    /// # Errors
+    /// The system's answer; [`io::ErrorKind::UnexpectedEof`] where the file was cut. What `into` holds then is anything.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, into, offset as u64);
+        #[cfg(not(unix))]
+        {
+            use std::io::{Read, Seek, SeekFrom};
+            // A handle of its own: the position of a shared one would be anybody's.
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(offset as u64))?;
+            file.read_exact(into)
+        }
+    }
+
     /// Advice may be refused without harm, so its result is dropped.
     #[cfg(unix)]
     fn advise(&self, advice: memmap2::Advice, range: Range<usize>) {
@@ -140,6 +182,12 @@ impl Map {
         #[cfg(not(target_os = "linux"))]
         None
     }
+}
+
+#[cfg(unix)]
+fn page_bytes() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("a page has a size")
 }
 
 impl Deref for Map {

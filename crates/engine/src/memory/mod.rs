@@ -32,6 +32,8 @@ pub struct Machine {
     pub source: String,
     /// Bytes of memory there are, if known.
     pub total_bytes: Option<u64>,
+    /// Bytes that may be mapped for huge pages, if memory is left for them: 0 where there are no such pages.
+    pub huge_page_room_bytes: u64,
 }
 
 impl Machine {
@@ -42,12 +44,18 @@ impl Machine {
             available_bytes: available.bytes,
             source: available.reason.to_string(),
             total_bytes: sys::memory::total_bytes(),
+            huge_page_room_bytes: sys::memory::huge_page_room(),
         }
     }
 
     /// One with so many bytes available.
     pub fn invented(available_bytes: u64) -> Machine {
-        Machine { available_bytes, source: "an invented machine".into(), total_bytes: None }
+        Machine {
+            available_bytes,
+            source: "an invented machine".into(),
+            total_bytes: None,
+            huge_page_room_bytes: u64::MAX,
+        }
     }
 }
 
@@ -79,7 +87,7 @@ impl Default for PlanOptions {
             chunk_tokens: CHUNK_TOKENS,
             tentative_rows: 0,
             output_rows: 1,
-            loading: Loading::default(),
+            loading: Loading::Moved,
         }
     }
 }
@@ -91,6 +99,13 @@ pub const CHUNK_TOKENS: usize = 512;
 /// Where a context that nobody asked for begins to take memory from weights that every token reads. A shorter one is
 /// of no use to a conversation; a longer one would make all of it slow.
 pub const CONTEXT_UNCONTESTED_TOKENS: usize = 4096;
+
+/// Least that stays available when weights have moved into this process's own memory: the system, its cache of files and
+/// other programs want to live too.
+pub(crate) const MOVE_MARGIN_BYTES_MIN: u64 = 1 << 30;
+
+/// And of what is available one in so many.
+const MOVE_MARGIN_FRACTION: u64 = 10;
 
 /// Where everything goes. `Display` prints it part by part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +120,8 @@ pub struct Plan {
     pub machine: Machine,
     /// Everything that takes memory.
     pub parts: Vec<Part>,
+    /// How weights come into memory: [`Loading::Mapped`] where moving them was wanted and no memory is left for it.
+    pub loading: Loading,
     /// Bytes of weights that a token reads from the disk again at worst, since the mapped files are larger than the
     /// memory that is left for them.
     pub reread_bytes_per_token: u64,
@@ -133,9 +150,26 @@ fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Pl
     let process = process_bytes(&parts);
     let left = machine.available_bytes.checked_sub(process).ok_or(process)?;
     parts::keep_mapped(&mut parts, left);
+    let moved = parts::moved_bytes(shapes);
+    let loading = match options.loading {
+        Loading::Moved if !may_move(machine, process, parts::mapped_bytes(&parts), moved) => Loading::Mapped,
+        loading => loading,
+    };
+    if loading == Loading::Moved {
+        parts::say_moved(&mut parts);
+    }
     let reread_bytes_per_token = reread(shapes, &parts);
     let (options, machine) = (options.clone(), machine.clone());
-    Ok(Plan { options, context_tokens, context_reason, machine, parts, reread_bytes_per_token })
+    Ok(Plan { options, context_tokens, context_reason, machine, parts, loading, reread_bytes_per_token })
+}
+
+/// Whether `moved` bytes of matrices may leave the mapped files: beside the process's own memory they must leave a margin
+/// of what is available, which is in part cache of files and, unlike mapped pages, cannot be taken back from them. Addresses
+/// are taken twice.
+fn may_move(machine: &Machine, process: u64, mapped: u64, moved: u64) -> bool {
+    let margin = MOVE_MARGIN_BYTES_MIN.max(machine.available_bytes / MOVE_MARGIN_FRACTION);
+    let memory = process.saturating_add(moved).saturating_add(margin);
+    memory <= machine.available_bytes && memory.saturating_add(mapped) <= machine.huge_page_room_bytes
 }
 
 /// The context of a user who named none, with its reason.
@@ -148,7 +182,7 @@ fn largest_context(
     let available = machine.available_bytes;
     // What every token reads should stay in memory, and the experts of one token.
     let hot = match options.loading {
-        Loading::Mapped => (shapes.active.dense + shapes.active.experts) as u64,
+        Loading::Mapped | Loading::Moved => (shapes.active.dense + shapes.active.experts) as u64,
         Loading::Read => 0,
     };
     let process = |tokens| process_bytes(&parts::parts(shapes, options, tokens));
@@ -227,7 +261,7 @@ impl Plan {
             kv: self.options.kv,
             context_tokens: Some(self.context_tokens),
             sequences: Some(self.options.sequences),
-            loading: self.options.loading,
+            loading: self.loading,
             ..LoadOptions::default()
         }
     }

@@ -256,6 +256,28 @@ fn weights(shapes: &Shapes, loading: Loading) -> Vec<Part> {
         .collect()
 }
 
+/// What moves: a token uses all of it, or a good part.
+const MOVED: [PartKind; 2] = [PartKind::DenseWeights, PartKind::Experts];
+
+/// Bytes of the matrices that may be moved into huge pages.
+pub(super) fn moved_bytes(shapes: &Shapes) -> u64 {
+    shapes.dense_bytes.saturating_add(shapes.expert_bytes)
+}
+
+/// Bytes of mapped parts, in memory or not.
+pub(super) fn mapped_bytes(parts: &[Part]) -> u64 {
+    let mapped = parts.iter().filter(|part| part.place != Place::Process);
+    mapped.fold(0, |sum, part| sum.saturating_add(part.bytes))
+}
+
+/// Says of the parts that are going to move that they are. They stay mapped as far as the plan goes: they begin so, they can
+/// stay so, and their bytes in memory are as many before and after.
+pub(super) fn say_moved(parts: &mut [Part]) {
+    for part in parts.iter_mut().filter(|part| MOVED.contains(&part.kind)) {
+        part.reason = part.reason.replacen("mapped", "mapped, then moved to huge pages in the background", 1);
+    }
+}
+
 /// Bytes of the cells of all sequences.
 fn kv_bytes(layout: &StateLayout, options: &PlanOptions, context_tokens: usize) -> u64 {
     let layout = StateLayout { kv: options.kv, context_tokens, ..layout.clone() };

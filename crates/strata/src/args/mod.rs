@@ -105,8 +105,9 @@ pub struct ComputeArgs {
     /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
     #[arg(long, value_name = "TYPE", value_parser = parse::kv_type)]
     pub kv: Option<KvType>,
-    /// How weights come into memory: mapped from the file, page by page as they are used, or read whole at the start
-    #[arg(long, value_name = "HOW", default_value = "mapped", value_parser = parse::loading)]
+    /// How weights come into memory: mapped from the file, page by page as they are used; moved, which is mapped and then
+    /// copied to huge pages in the background where memory is left for that; or read whole at the start
+    #[arg(long, value_name = "HOW", default_value = "moved", value_parser = parse::loading)]
     pub weights: Loading,
     /// Instruction set, scalar, avx2, avx512 or neon; the results are the same bits [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = parse::instruction_set)]

@@ -58,7 +58,7 @@ pub fn thinking(text: &str) -> Parsed<Thinking> {
 
 /// How weights come into memory, by name.
 pub fn loading(name: &str) -> Parsed<Loading> {
-    Loading::from_name(name).ok_or_else(|| "mapped or read is needed".into())
+    Loading::from_name(name).ok_or_else(|| "moved, mapped or read is needed".into())
 }
 
 /// A number of bytes, with or without a unit.

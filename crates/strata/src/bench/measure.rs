@@ -97,6 +97,11 @@ impl Bench {
         // A window is as large as any.
         let warm_up = prompt_max.clamp(WARM_UP_MIN, CHUNK_TOKENS).min(tokens_max);
         engine.read(&mut state, &tokens[..warm_up])?;
+        // Figures are of what lasts: of weights where they stay, with nobody copying them meanwhile.
+        match engine.settle_weights() {
+            Ok(bytes) => tracing::debug!("{bytes} bytes of weights were moved to huge pages"),
+            Err(error) => tracing::debug!("weights are not all in huge pages: {error}"),
+        }
         Ok(Bench { engine, pool, tokens, filled: BTreeMap::new() })
     }
 

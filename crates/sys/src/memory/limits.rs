@@ -101,6 +101,38 @@ pub fn resident() -> Option<Resident> {
     })
 }
 
+/// Bytes of anonymous memory that may still be mapped for huge pages: the addresses that a limit on them (`ulimit -v`)
+/// leaves, `u64::MAX` without one, and 0 where the system gives no huge pages to who asks for them.
+pub fn huge_page_room() -> u64 {
+    match huge_pages_on(Path::new("/")) {
+        true => address_room(),
+        false => 0,
+    }
+}
+
+/// Whether memory may lie in huge pages if its owner asks for it, on the machine whose files lie under `root`.
+fn huge_pages_on(root: &Path) -> bool {
+    // The setting in force stands in brackets: `always [madvise] never`.
+    let setting = cgroup::text(&root.join("sys/kernel/mm/transparent_hugepage/enabled"));
+    setting.is_some_and(|setting| setting.contains("[always]") || setting.contains("[madvise]"))
+}
+
+#[cfg(unix)]
+fn address_room() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes into `limit`, which lives through the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return u64::MAX;
+    }
+    let taken = kib_field(Path::new("/proc/self/status"), "VmSize:").unwrap_or(0);
+    limit.rlim_cur.saturating_sub(taken)
+}
+
+#[cfg(not(unix))]
+fn address_room() -> u64 {
+    u64::MAX
+}
+
 /// Bytes from a line `name <number> kB` (the kernel's kB are KiB).
 fn kib_field(path: &Path, name: &str) -> Option<u64> {
     let content = cgroup::text(path)?;
@@ -215,6 +247,16 @@ mod tests {
         check(&group, 10_000, "the memory limit of control group sys/fs/cgroup/memory/job");
         let unlimited = [&group[..], &[(group[5].0, "9223372036854771712\n")]].concat();
         check(&unlimited, 40_000, "the memory limit of control group sys/fs/cgroup/memory/job");
+    }
+
+    #[test]
+    fn huge_pages_are_there_where_the_setting_says_so() {
+        let on = |setting: Option<&str>| {
+            let file = setting.map(|setting| ("sys/kernel/mm/transparent_hugepage/enabled", setting));
+            huge_pages_on(machine(file.as_slice()).path())
+        };
+        assert!(on(Some("[always] madvise never\n")) && on(Some("always [madvise] never\n")));
+        assert!(!on(Some("always madvise [never]\n")) && !on(None));
     }
 
     /// Version 2 limits swap apart from memory, and no swap at all takes no memory away. A pool of huge pages is taken

@@ -30,6 +30,52 @@ fn maps_the_whole_file() {
     }
 }
 
+/// Neighbours of a range that is given up share its first and last page.
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_that_were_given_up_come_back_with_the_same_bytes() {
+    let (file, bytes) = file_of(400);
+    let map = Map::open(file.path()).unwrap();
+    assert_eq!(&map[..], &bytes[..]);
+    let mapped = pages_mapped(&map);
+    assert!(mapped >= 400, "{mapped}");
+    map.advise_unneeded(PAGE + 1..399 * PAGE - 1);
+    // Pages 0, 1, 398 and 399 stay.
+    assert_eq!(pages_mapped(&map), 4);
+    map.advise_unneeded(10 * PAGE..usize::MAX);
+    assert_eq!(pages_mapped(&map), 2);
+    map.advise_unneeded(5..6);
+    map.advise_unneeded(1000 * PAGE..1001 * PAGE);
+    assert_eq!(&map[..], &bytes[..]);
+    assert!(!map.damaged());
+}
+
+/// Pages of the map that this process has in its tables, by what the system says of that map alone.
+#[cfg(target_os = "linux")]
+fn pages_mapped(map: &Map) -> usize {
+    let start = format!("{:x}-", map.as_ptr() as usize);
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (_, of_map) = maps.split_once(&format!("\n{start}")).expect("the map is listed");
+    let (_, resident) = of_map.split_once("\nRss:").unwrap();
+    resident.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024 / PAGE
+}
+
+/// A file put in the place of the one that was mapped, as a download does, is not the one that is read.
+#[cfg(unix)]
+#[test]
+fn reads_the_mapped_file_and_not_one_of_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+    std::fs::write(&path, [1; 3000]).unwrap();
+    std::fs::write(&other, [2; 3000]).unwrap();
+    let map = Map::open(&path).unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    let mut bytes = [0; 1000];
+    map.read(2000, &mut bytes).unwrap();
+    assert_eq!(bytes, [1; 1000]);
+    assert_eq!(map.read(2001, &mut bytes).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+}
+
 #[test]
 fn an_empty_file_is_an_empty_map() {
     let file = tempfile::NamedTempFile::new().unwrap();

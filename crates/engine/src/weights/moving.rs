@@ -1,0 +1,246 @@
+//! Mapped matrices moved into huge pages while the model computes.
+//!
+//! A mapped file lies in pages of 4 KiB, and looking up their addresses costs a part of the bandwidth; reading a large file
+//! into huge pages before the first token would take seconds. So a model starts mapped, and a thread copies matrix by
+//! matrix. A matrix has two places from then on, of the same bytes: the map stays, and whoever took bytes from it goes on
+//! with them; whoever asks after the copy is complete gets the copy. So nothing waits for anything, and a copy that cannot
+//! be made (no memory, a file that was cut) is none: the matrix stays where it is.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sys::arena::{Lease, STEP_BYTES_MIN, Segment, lease_bytes};
+use sys::read::ReadError;
+
+use super::{Bytes, Held, Weights};
+use crate::error::LoadError;
+use crate::memory::MOVE_MARGIN_BYTES_MIN;
+
+/// Copied at once: a huge page, below a millisecond.
+const PIECE_BYTES: usize = STEP_BYTES_MIN;
+
+/// How often the thread asks what memory is left: asking takes as long as copying some hundred KiB.
+const ASK_EVERY_BYTES: u64 = 64 << 20;
+
+/// How long [`Mover::settle`] waits for one more piece.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Weights {
+    /// Copies mapped matrices into huge pages, in the order in which a pass uses them, but no n-gram tables, and gives up
+    /// their mapped pages. Passes may go on meanwhile, and see the same bytes throughout. `go_on` hears after each piece of
+    /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; what is complete then stays moved, and
+    /// another call goes on with the rest. Answers with the bytes of matrices that this call moved.
+    ///
+    /// # Errors
+    /// [`LoadError::Arena`] where there are no addresses or no memory, [`LoadError::Read`] where the file was cut or its disk
+    /// failed. What was not moved stays mapped.
+    pub fn move_matrices(&self, go_on: &mut dyn FnMut(u64) -> bool) -> Result<u64, LoadError> {
+        let left: Vec<_> = self.movable().filter(|(_, _, moved)| moved.get().is_none()).collect();
+        let bytes = left.iter().map(|(_, range, _)| lease_bytes(range.len())).sum();
+        let segment = Segment::reserve("weights", bytes, STEP_BYTES_MIN)?;
+        let (mut copied, mut moved_bytes) = (0, 0);
+        for (map, range, moved) in left {
+            let mut lease = segment.lease(range.len())?;
+            for (i, piece) in lease.chunks_mut(PIECE_BYTES).enumerate() {
+                let offset = range.start + i * PIECE_BYTES;
+                // Not from the map: what cannot be read would be zeros there, and every pass would fail from then on.
+                self.maps[map].read(offset, piece).map_err(|source| ReadError {
+                    path: self.maps[map].path().into(),
+                    offset: offset as u64,
+                    bytes: piece.len(),
+                    source,
+                })?;
+                copied += piece.len() as u64;
+                if !go_on(copied) {
+                    return Ok(moved_bytes);
+                }
+            }
+            // Another call may have been faster; then this copy goes.
+            let _ = moved.set(lease);
+            moved_bytes += range.len() as u64;
+            self.maps[map].advise_unneeded(range.clone());
+        }
+        // A pass that was at a matrix while it was moved has brought its pages back.
+        self.movable().for_each(|(map, range, _)| self.maps[map].advise_unneeded(range.clone()));
+        Ok(moved_bytes)
+    }
+
+    /// Mapped matrices but n-gram tables: map, bytes within it, and the copy.
+    fn movable(&self) -> impl Iterator<Item = (usize, &Range<usize>, &OnceLock<Lease>)> {
+        self.held.iter().enumerate().filter_map(|(i, held)| match held {
+            Held::Rows { bytes: Bytes::Mapped { map, range, moved }, .. } => {
+                let is_table = self.tables.iter().any(|table| table.0 as usize == i);
+                (!is_table).then_some((*map, range, moved))
+            }
+            _ => None,
+        })
+    }
+}
+
+/// The thread that moves the weights of a model. Dropping it ends it after the piece it is at.
+pub(crate) struct Mover {
+    weights: Arc<Weights>,
+    shared: Arc<Shared>,
+    thread: Option<Running>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    copied_bytes: AtomicU64,
+}
+
+struct Running {
+    handle: JoinHandle<Result<u64, LoadError>>,
+    /// Closed by the thread's end; nothing is ever sent.
+    ended: mpsc::Receiver<()>,
+}
+
+impl Mover {
+    /// One that has not begun.
+    pub fn new(weights: Arc<Weights>) -> Mover {
+        Mover { weights, shared: Arc::default(), thread: None }
+    }
+
+    /// Begins, the first time. Where the system gives no thread, weights stay where they are.
+    pub fn begin(&mut self) {
+        if self.thread.is_some() || self.shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let (weights, shared) = (self.weights.clone(), self.shared.clone());
+        let (until_ended, ended) = mpsc::channel();
+        let started = thread::Builder::new().name("weights".into()).spawn(move || {
+            let _until_ended = until_ended;
+            sys::priority::step_back();
+            work(&weights, &shared, &|| sys::memory::available().bytes)
+        });
+        match started {
+            Ok(handle) => self.thread = Some(Running { handle, ended }),
+            Err(_) => self.shared.stop.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Waits until all is moved, or nothing moves any more: as long as each piece comes within [`STALL_TIMEOUT`]. Answers
+    /// with the bytes moved.
+    ///
+    /// # Errors
+    /// Why moving ended early, once: weights lie then partly here and partly there, and compute the same.
+    pub fn settle(&mut self) -> Result<u64, LoadError> {
+        self.begin();
+        let copied = || self.shared.copied_bytes.load(Ordering::Relaxed);
+        let Some(running) = self.thread.take() else { return Ok(copied()) };
+        loop {
+            let before = copied();
+            match running.ended.recv_timeout(STALL_TIMEOUT) {
+                Err(RecvTimeoutError::Timeout) if copied() > before => {}
+                // It may hang in a read of a file that a network holds: nobody waits for that but the drop.
+                Err(RecvTimeoutError::Timeout) => {
+                    self.thread = Some(running);
+                    return Ok(copied());
+                }
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // Once is enough.
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // A panic was reported where it happened.
+        running.handle.join().unwrap_or(Ok(0))
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(running) = self.thread.take() {
+            // Its outcome is of use to nobody now.
+            let _ = running.handle.join();
+        }
+    }
+}
+
+/// Moves until it is told to stop, or until memory gets short: the plan's figure is of the start, and others take memory too.
+fn work(weights: &Weights, shared: &Shared, available_bytes: &dyn Fn() -> u64) -> Result<u64, LoadError> {
+    let mut ask_at = 0;
+    let mut go_on = |copied: u64| {
+        shared.copied_bytes.store(copied, Ordering::Relaxed);
+        if shared.stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        if copied < ask_at {
+            return true;
+        }
+        ask_at = copied + ASK_EVERY_BYTES;
+        available_bytes() >= MOVE_MARGIN_BYTES_MIN
+    };
+    match go_on(0) {
+        true => weights.move_matrices(&mut go_on),
+        false => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gguf::ModelFile;
+
+    use super::*;
+    use crate::models::read_spec;
+    use crate::weights::Loading;
+
+    fn weights() -> Weights {
+        let file = ModelFile::open(&oracle::model("q3moe-tiny-F32")).unwrap();
+        let spec = read_spec(&file, None).unwrap();
+        Weights::load(&file, None, &spec, Loading::Moved, &|_, _| ()).unwrap()
+    }
+
+    fn all_bytes(weights: &Weights) -> u64 {
+        weights.movable().map(|(_, range, _)| range.len() as u64).sum()
+    }
+
+    /// A thread that went on after its engine was dropped would keep the weights alive and compete with the next engine's.
+    #[test]
+    fn who_is_told_to_stop_moves_no_more() {
+        let (weights, shared) = (weights(), Shared::default());
+        let all = all_bytes(&weights);
+        let stop_at_second = || {
+            shared.stop.store(true, Ordering::Relaxed);
+            u64::MAX
+        };
+        // Told while the memory is asked for, before the first piece: that one is the last, and incomplete or alone.
+        let moved = work(&weights, &shared, &stop_at_second).unwrap();
+        assert!(moved == 0 && shared.copied_bytes.load(Ordering::Relaxed) < all, "{moved} of {all}");
+        assert_eq!(work(&weights, &shared, &|| u64::MAX).unwrap(), 0);
+        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
+        shared.stop.store(false, Ordering::Relaxed);
+        assert_eq!(work(&weights, &shared, &|| u64::MAX).unwrap(), all);
+        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_some()));
+    }
+
+    #[test]
+    fn nothing_moves_where_memory_is_short() {
+        let (weights, shared) = (weights(), Shared::default());
+        assert_eq!(work(&weights, &shared, &|| MOVE_MARGIN_BYTES_MIN - 1).unwrap(), 0);
+        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
+        assert!(work(&weights, &shared, &|| MOVE_MARGIN_BYTES_MIN).unwrap() > 0);
+    }
+
+    #[test]
+    fn a_mover_settles_once_and_ends_when_dropped() {
+        let weights = Arc::new(weights());
+        let mut mover = Mover::new(weights.clone());
+        // A machine that has less than the margin left moves nothing; this may be one.
+        let moved = mover.settle().unwrap();
+        assert!(moved == 0 || moved == all_bytes(&weights), "{moved}");
+        mover.begin();
+        assert!(mover.thread.is_none());
+        drop(mover);
+        let mut begun = Mover::new(weights.clone());
+        begun.begin();
+        drop(begun);
+        // The thread is gone, and its hold on the weights with it.
+        assert_eq!(Arc::strong_count(&weights), 1);
+    }
+}
