@@ -81,8 +81,8 @@ impl<B: Backend> Stage<B> {
         Stage { model, backend, trunk, draft, failed: Vec::new(), mover: None }
     }
 
-    /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: the first token
-    /// does not wait, nor share a processor, for what makes later ones faster.
+    /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: what makes later
+    /// tokens faster does not hold up the first one of a prompt that takes one pass.
     pub fn move_weights(&mut self) {
         self.mover.get_or_insert_with(|| Mover::new(self.model.weights.clone()));
     }

@@ -155,13 +155,23 @@ impl Map {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         #[cfg(unix)]
         return std::os::unix::fs::FileExt::read_exact_at(&self.file, into, offset as u64);
-        #[cfg(not(unix))]
+        #[cfg(windows)]
         {
-            use std::io::{Read, Seek, SeekFrom};
-            // A handle of its own: the position of a shared one would be anybody's.
-            let mut file = File::open(&self.path)?;
-            file.seek(SeekFrom::Start(offset as u64))?;
-            file.read_exact(into)
+            let mut done = 0;
+            while done < into.len() {
+                // Moves the position of the handle, which nobody else reads by.
+                let at = (offset + done) as u64;
+                match std::os::windows::fs::FileExt::seek_read(&self.file, &mut into[done..], at)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    got => done += got,
+                }
+            }
+            Ok(())
+        }
+        #[cfg(not(any(unix, windows)))]
+        {
+            let _ = (offset, into);
+            Err(io::ErrorKind::Unsupported.into())
         }
     }
 

@@ -74,11 +74,11 @@ impl Pool {
         Pool::placed(threads, &[])
     }
 
-    /// As [`Pool::new`], worker i staying on the logical processor `places[i]` if there is one; see
-    /// [`crate::topology::Processors::placing`]. Place 0 is left to the caller, which goes where the system wants it.
+    /// As [`Pool::new`], workers staying on the logical processors `places` if there are any; see
+    /// [`crate::topology::Processors::placing`]. The caller goes where the system wants it.
     ///
     /// # Errors
-    /// As [`Pool::new`]. A processor that does not let a worker in is no error: the worker stays where it is.
+    /// As [`Pool::new`]. Processors that do not let a worker in are no error: it stays where it is.
     pub fn placed(threads: usize, places: &[usize]) -> Result<Pool, PoolError> {
         if threads == 0 || threads > THREADS_MAX {
             return Err(PoolError::Threads { threads });
@@ -86,9 +86,11 @@ impl Pool {
         let mut pool = Pool { shared: Arc::new(Shared::new(threads - 1)), workers: Vec::new() };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let place = places.get(worker).copied();
+            let places = places.to_vec();
             let spawned = sync::spawn(format!("worker-{worker}"), move || {
-                place.map(crate::topology::stay_on);
+                if !places.is_empty() {
+                    crate::topology::stay_on(&places);
+                }
                 shared.serve(worker);
             });
             pool.workers.push(spawned.map_err(|source| PoolError::Spawn { worker, threads, source })?);

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::cgroup::{self, Version};
 
+/// So many fast cores keep memory busy; with fewer, slow ones help.
+pub const FAST_CORES_MIN: usize = 4;
+
 /// Processors this process may use. All counts are at least 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processors {
@@ -12,22 +15,19 @@ pub struct Processors {
     pub allowed: usize,
     /// Physical cores among those: several hardware threads of a core count once.
     pub cores: usize,
-    /// Fast cores among those; all of them where they are alike. A step of a pass ends with its slowest thread, so slow
-    /// cores hold up more than they help.
-    pub fast_cores: usize,
+    /// One logical processor of each fast core: of each core where they are alike, or where there are fewer than
+    /// [`FAST_CORES_MIN`] fast ones. A step of a pass ends with its slowest thread, and memory is what most of it waits for.
+    pub fast: Vec<usize>,
     /// Memory nodes those cores belong to.
     pub nodes: usize,
     /// Processor time its control groups grant, in whole processors, rounded up; `None` without a quota.
     pub quota: Option<usize>,
-    /// Numbers of the allowed logical processors in the order in which threads should have them: one of each fast core, then
-    /// one of each slow core, then the other hardware threads; within that node by node.
-    pub order: Vec<usize>,
 }
 
 impl Processors {
     /// Threads for work bound by arithmetic or memory: one for each fast core, within the quota.
     pub fn threads_default(&self) -> usize {
-        self.fast_cores.min(self.quota.unwrap_or(usize::MAX)).max(1)
+        self.fast.len().min(self.quota.unwrap_or(usize::MAX)).max(1)
     }
 
     /// The most threads that can run at once: one for each allowed logical processor, within the quota.
@@ -35,11 +35,11 @@ impl Processors {
         self.allowed.min(self.quota.unwrap_or(usize::MAX)).max(1)
     }
 
-    /// Where each of `threads` threads that work side by side should run; `None` where the system's own choice is as good:
-    /// all cores are alike and have one hardware thread each, or there are more threads than processors.
+    /// Where `threads` threads that work side by side should stay, each on any of these; `None` where the system's own choice
+    /// is as good: cores are alike and have one hardware thread each, or there are more threads than fast cores.
     pub fn placing(&self, threads: usize) -> Option<&[usize]> {
-        let alike = self.fast_cores == self.cores && self.cores == self.allowed;
-        if alike { None } else { self.order.get(..threads) }
+        let chosen = self.fast.len() < self.allowed && threads <= self.fast.len();
+        chosen.then_some(&self.fast)
     }
 }
 
@@ -51,24 +51,18 @@ pub fn processors() -> Processors {
 /// As [`processors`], of the machine whose files lie under `root` and a process allowed on the logical processors
 /// `allowed` (their numbers).
 pub fn processors_on(root: &Path, allowed: &[usize]) -> Processors {
-    let slow = slow_processors(root, allowed);
-    let nodes = nodes(root);
-    let node_of = |processor: usize| nodes.iter().position(|node| node.contains(&processor)).unwrap_or(0);
     let mut seen = BTreeSet::new();
-    let mut order: Vec<(bool, bool, usize, usize)> = allowed
-        .iter()
-        .map(|&processor| {
-            let again = !seen.insert(core_of(root, processor));
-            (again, slow.contains(&processor), node_of(processor), processor)
-        })
-        .collect();
-    order.sort_unstable();
-    let firsts = order.iter().filter(|(again, ..)| !again);
+    let firsts: Vec<usize> =
+        allowed.iter().copied().filter(|&processor| seen.insert(core_of(root, processor))).collect();
+    let slow = slow_processors(root, &firsts);
+    let fast: Vec<usize> = firsts.iter().copied().filter(|processor| !slow.contains(processor)).collect();
+    let nodes = nodes(root);
+    let of_ours = |node: &&Vec<usize>| node.iter().any(|processor| firsts.contains(processor));
     Processors {
         allowed: allowed.len().max(1),
-        cores: seen.len().max(1),
-        fast_cores: firsts.clone().filter(|(_, slow, ..)| !slow).count().max(1),
-        nodes: firsts.map(|&(_, _, node, _)| node).collect::<BTreeSet<_>>().len().max(1),
+        cores: firsts.len().max(1),
+        nodes: nodes.iter().filter(of_ours).count().max(1),
+        fast: if fast.len() < FAST_CORES_MIN { firsts } else { fast },
         quota: cgroup::folders(root, "cpu")
             .into_iter()
             .filter_map(|(version, folder)| match version {
@@ -76,24 +70,26 @@ pub fn processors_on(root: &Path, allowed: &[usize]) -> Processors {
                 Version::V2 => quota_v2(&folder),
             })
             .min(),
-        order: order.into_iter().map(|(.., processor)| processor).collect(),
     }
 }
 
-/// Lets the calling thread run on one logical processor only. False where the system does not allow that; then it stays
+/// Lets the calling thread run on these logical processors only. False where the system does not allow that; then it stays
 /// where it was.
 #[cfg(target_os = "linux")]
-pub fn stay_on(processor: usize) -> bool {
+pub fn stay_on(processors: &[usize]) -> bool {
     const BITS: usize = u64::BITS as usize;
-    let mut mask = vec![0u64; processor / BITS + 1];
-    mask[processor / BITS] = 1 << (processor % BITS);
+    let words = processors.iter().max().map_or(0, |processor| processor / BITS + 1);
+    let mut mask = vec![0u64; words];
+    for processor in processors {
+        mask[processor / BITS] |= 1 << (processor % BITS);
+    }
     // SAFETY: the mask has the size that is passed, and the kernel only reads it.
     unsafe { libc::sched_setaffinity(0, mask.len() * 8, mask.as_ptr().cast()) == 0 }
 }
 
-/// Lets the calling thread run on one logical processor only: not here.
+/// Lets the calling thread run on some logical processors only: not here.
 #[cfg(not(target_os = "linux"))]
-pub fn stay_on(_processor: usize) -> bool {
+pub fn stay_on(_processors: &[usize]) -> bool {
     false
 }
 
@@ -115,7 +111,7 @@ fn core_of(root: &Path, processor: usize) -> String {
 }
 
 /// Those of the allowed logical processors whose core is of a slower kind: what Linux calls atom cores (hybrid x86), or what
-/// has less than four fifths of the greatest capacity (ARM). None where it says nothing.
+/// has less than half of the greatest capacity (ARM). None where it says nothing.
 fn slow_processors(root: &Path, allowed: &[usize]) -> Vec<usize> {
     let atoms = root.join("sys/devices/cpu_atom/cpus");
     let atoms = cgroup::text(&atoms).map(|list| numbers(&list)).unwrap_or_default();
@@ -124,12 +120,10 @@ fn slow_processors(root: &Path, allowed: &[usize]) -> Vec<usize> {
     };
     let capacities: Vec<Option<u64>> = allowed.iter().map(|&processor| capacity(processor)).collect();
     let greatest = capacities.iter().flatten().max().copied().unwrap_or(0);
-    let small = |capacity: &Option<u64>| capacity.is_some_and(|capacity| capacity * 5 < greatest * 4);
+    let small = |capacity: &Option<u64>| capacity.is_some_and(|capacity| capacity < greatest / 2);
     let slow =
         allowed.iter().zip(&capacities).filter(|(cpu, capacity)| atoms.contains(cpu) || small(capacity));
-    let slow: Vec<usize> = slow.map(|(&processor, _)| processor).collect();
-    // On slow cores only they are what there is.
-    if slow.len() == allowed.len() { Vec::new() } else { slow }
+    slow.map(|(&processor, _)| processor).collect()
 }
 
 /// The logical processors of each memory node that has some.
@@ -149,7 +143,7 @@ fn numbers(list: &str) -> Vec<usize> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.parse().ok()?..=last.parse::<usize>().ok()?.min(NUMBER_MAX))
     });
-    ranges.flatten().collect()
+    ranges.flatten().take(NUMBER_MAX).collect()
 }
 
 /// `cpu.max`: the granted time and the period, in microseconds, or "max" for no quota.
@@ -217,56 +211,63 @@ mod tests {
     }
 
     #[test]
-    fn slow_cores_and_second_threads_come_last() {
+    fn slow_cores_and_second_threads_are_left_out() {
         let siblings = |cpu: usize| format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        let (a, b, c, d) = (siblings(0), siblings(1), siblings(2), siblings(3));
-        // Two fast cores of two threads, two slow cores of one.
-        let hybrid = machine(&[
-            (&a, "0-1\n"),
-            (&b, "0-1\n"),
-            (&c, "2-3\n"),
-            (&d, "2-3\n"),
-            ("sys/devices/cpu_core/cpus", "0-3\n"),
-            ("sys/devices/cpu_atom/cpus", "4-5\n"),
-        ]);
-        let here = processors_on(hybrid.path(), &[0, 1, 2, 3, 4, 5]);
-        assert_eq!((here.cores, here.fast_cores, here.threads_default()), (4, 2, 2));
-        assert_eq!(here.order, [0, 2, 4, 5, 1, 3]);
-        assert_eq!(here.placing(3), Some(&[0, 2, 4][..]));
-        assert_eq!(here.placing(7), None, "more threads than processors");
-        let slow_only = processors_on(hybrid.path(), &[4, 5]);
-        assert_eq!((slow_only.fast_cores, slow_only.placing(2)), (2, None));
+        // Four fast cores of two threads, two slow cores of one.
+        let names: Vec<String> = (0..8).map(siblings).collect();
+        let cores: Vec<String> = (0..8).map(|cpu| format!("{}-{}\n", cpu / 2 * 2, cpu / 2 * 2 + 1)).collect();
+        let mut files: Vec<(&str, &str)> =
+            names.iter().zip(&cores).map(|(name, core)| (&name[..], &core[..])).collect();
+        files.push(("sys/devices/cpu_atom/cpus", "8-9\n"));
+        let hybrid = machine(&files);
+        let on = |allowed: std::ops::Range<usize>| processors_on(hybrid.path(), &allowed.collect::<Vec<_>>());
+        let here = on(0..10);
+        assert_eq!((here.cores, here.threads_default()), (6, 4));
+        assert_eq!(here.placing(4), Some(&[0, 2, 4, 6][..]));
+        // A set and not one each: two processes must be able to keep out of each other's way.
+        assert_eq!(here.placing(2), Some(&[0, 2, 4, 6][..]));
+        assert_eq!(here.placing(5), None, "more threads than fast cores");
+        // Two fast cores do not keep memory busy.
+        assert_eq!((on(4..10).threads_default(), on(8..10).threads_default()), (4, 2));
+        assert_eq!(on(8..10).placing(2), None);
     }
 
     #[test]
     fn cores_of_less_capacity_are_slow() {
-        let capacity = |cpu: usize| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
-        let (a, b, c) = (capacity(0), capacity(1), capacity(2));
-        let machine = machine(&[(&a, "400\n"), (&b, "1024\n"), (&c, "900\n")]);
-        let here = processors_on(machine.path(), &[0, 1, 2]);
-        assert_eq!((here.fast_cores, here.threads_default()), (2, 2));
-        assert_eq!(here.order, [1, 2, 0]);
+        let names: Vec<String> =
+            (0..6).map(|cpu| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity")).collect();
+        let capacities = ["400\n", "1024\n", "760\n", "760\n", "18446744073709551615\n", "760\n"];
+        let files = |count: usize| -> Vec<(&str, &str)> {
+            names.iter().map(|name| &name[..]).zip(capacities).take(count).collect()
+        };
+        let on = |files: &[(&str, &str)]| processors_on(machine(files).path(), &[0, 1, 2, 3, 5]).fast;
+        let mut usual = files(4);
+        usual.push((&names[5], capacities[5]));
+        assert_eq!(on(&usual), [1, 2, 3, 5], "a prime core does not make slow ones of the middle ones");
+        let few = machine(&files(3));
+        assert_eq!(processors_on(few.path(), &[0, 1, 2]).fast, [0, 1, 2], "too few would be left");
+        processors_on(machine(&files(6)).path(), &[0, 1, 2, 3, 4, 5]);
     }
 
     #[test]
-    fn threads_fill_a_memory_node_before_the_next() {
+    fn memory_nodes_of_allowed_processors_count() {
         let machine = machine(&[
             ("sys/devices/system/node/online", "0-2\n"),
             ("sys/devices/system/node/node0/cpulist", "0,2\n"),
             ("sys/devices/system/node/node1/cpulist", "1,3\n"),
             ("sys/devices/system/node/node2/cpulist", "\n"),
         ]);
-        let here = processors_on(machine.path(), &[0, 1, 2, 3]);
-        assert_eq!((here.nodes, &here.order[..]), (2, &[0, 2, 1, 3][..]));
-        assert_eq!(processors_on(machine.path(), &[1, 3]).nodes, 1);
+        let nodes = |allowed: &[usize]| processors_on(machine.path(), allowed).nodes;
+        assert_eq!((nodes(&[0, 1, 2, 3]), nodes(&[1, 3]), nodes(&[])), (2, 1, 1));
+        assert!(numbers("0-65535,0-65535,0-99999999999").len() <= 1 << 16);
     }
 
     #[test]
     fn a_thread_stays_where_it_was_put() {
         let first = affinity()[0];
-        let there = std::thread::spawn(move || stay_on(first).then(affinity)).join().unwrap();
+        let there = std::thread::spawn(move || stay_on(&[first]).then(affinity)).join().unwrap();
         assert_eq!(there.unwrap_or(vec![first]), [first]);
-        assert!(!stay_on(60_000), "no such processor");
+        assert!(!stay_on(&[60_000]) && !stay_on(&[]), "no such processor");
     }
 
     fn quota(files: &[(&str, &str)]) -> Option<usize> {
@@ -306,8 +307,7 @@ mod tests {
     #[test]
     fn the_quota_bounds_the_threads() {
         let on = |quota| {
-            let order = (0..16).collect();
-            let processors = Processors { allowed: 16, cores: 8, fast_cores: 8, nodes: 1, quota, order };
+            let processors = Processors { allowed: 16, cores: 8, fast: (0..8).collect(), nodes: 1, quota };
             (processors.threads_default(), processors.threads_max())
         };
         assert_eq!(on(None), (8, 16));

@@ -30,9 +30,9 @@ const ASK_EVERY_BYTES: u64 = 64 << 20;
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Weights {
-    /// Copies mapped matrices into huge pages, in the order in which a pass uses them, but no n-gram tables, and gives up
+    /// Copies mapped matrices into huge pages, in the order of the specification, but no n-gram tables, and gives up
     /// their mapped pages. Passes may go on meanwhile, and see the same bytes throughout. `go_on` hears after each piece of
-    /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; what is complete then stays moved, and
+    /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; matrices before the one at hand stay moved, and
     /// another call goes on with the rest. Answers with the bytes of matrices that this call moved.
     ///
     /// # Errors
@@ -60,8 +60,9 @@ impl Weights {
                 }
             }
             // Another call may have been faster; then this copy goes.
-            let _ = moved.set(lease);
-            moved_bytes += range.len() as u64;
+            if moved.set(lease).is_ok() {
+                moved_bytes += range.len() as u64;
+            }
             self.maps[map].advise_unneeded(range.clone());
         }
         // A pass that was at a matrix while it was moved has brought its pages back.
@@ -81,7 +82,8 @@ impl Weights {
     }
 }
 
-/// The thread that moves the weights of a model. Dropping it ends it after the piece it is at.
+/// The thread that moves the weights of a model. Dropping it ends it after the piece it is at, and waits for that, but not
+/// longer than [`STALL_TIMEOUT`].
 pub(crate) struct Mover {
     weights: Arc<Weights>,
     shared: Arc<Shared>,
@@ -125,7 +127,7 @@ impl Mover {
     }
 
     /// Waits until all is moved, or nothing moves any more: as long as each piece comes within [`STALL_TIMEOUT`]. Answers
-    /// with the bytes moved.
+    /// with the bytes moved; with those copied, of which a matrix may be incomplete, where that ended it.
     ///
     /// # Errors
     /// Why moving ended early, once: weights lie then partly here and partly there, and compute the same.
@@ -156,8 +158,11 @@ impl Drop for Mover {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(running) = self.thread.take() {
-            // Its outcome is of use to nobody now.
-            let _ = running.handle.join();
+            // A read that hangs, of a file that a network holds, holds up nobody: the thread owns all it uses. Its outcome
+            // is of use to nobody now.
+            if running.ended.recv_timeout(STALL_TIMEOUT) != Err(RecvTimeoutError::Timeout) {
+                let _ = running.handle.join();
+            }
         }
     }
 }

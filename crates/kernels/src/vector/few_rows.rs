@@ -10,7 +10,7 @@ use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
-/// Activation rows up to which this is faster than a panel.
+/// Activation rows up to which this is faster than unpacking for all of them, of types that are unpacked row by row.
 pub(super) const FEW_ROWS: usize = 8;
 
 /// One chain of an activation row. Groups beyond the end are zeros.

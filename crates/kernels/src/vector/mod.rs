@@ -10,7 +10,8 @@ macro_rules! operations {
         #[inline(always)]
         fn $name($self $(, $arg: $type)*) -> $out {
             // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
-            // loads and stores take, masks cover as many as the slices hold.
+            // loads and stores take, masks cover as many as the slices hold, `words::Rows::row` asserts that its N bytes
+            // lie within the slice of the rows.
             unsafe { $($body)* }
         }
     )*};

@@ -314,7 +314,7 @@ fn set_constant_pair<S: Words, Q: Shape>(s: S, g: usize, heads: &mut Heads<S>) {
     }
 }
 
-/// Bits `shift .. shift + 8` of four words that are in `mask`; see [`Avx2::bits`].
+/// Bits `shift .. shift + 8` of four words that are in `mask`; see [`Words::bits`].
 #[inline(always)]
 fn bits<S: Words>(s: S, words: &[S::B; 4], shift: i32, mask: u8) -> [S::B; 4] {
     let mut out = *words;

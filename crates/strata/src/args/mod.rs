@@ -99,7 +99,7 @@ impl ModelArgs {
 /// How it is computed.
 #[derive(Debug, clap::Args)]
 pub struct ComputeArgs {
-    /// Threads that compute [default: one for each core that this process may use]
+    /// Threads that compute [default: one for each fast core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = parse::in_range(1..=sys::pool::THREADS_MAX))]
     pub threads: Option<usize>,
     /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
