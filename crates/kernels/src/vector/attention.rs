@@ -266,28 +266,19 @@ fn score<S: Simd, L: CellList>(
                 let q = &queries[i * lines..][..tile * lines];
                 let scores = &mut weights[i * SCORE_LINES..][..tile * SCORE_LINES][(first + at) / LINE..];
                 let ask = (i == 0).then_some(later);
+                macro_rules! tile {
+                    ($q:literal, $k:literal) => {
+                        score_tile::<S, _, _, $q, $k>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                    };
+                }
                 match (S::WIDE, tile) {
-                    (false, 1) => {
-                        score_tile::<S, _, _, 1, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (false, 2) => {
-                        score_tile::<S, _, _, 2, 1>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (false, _) => {
-                        score_tile::<S, _, _, 3, 1>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (true, 1) => {
-                        score_tile::<S, _, _, 1, 4>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (true, 2) => {
-                        score_tile::<S, _, _, 2, 4>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (true, 3) => {
-                        score_tile::<S, _, _, 3, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
-                    (true, _) => {
-                        score_tile::<S, _, _, 4, 2>(s, q, &keys, lines, scale, scores, &mut sums, ask)
-                    }
+                    (false, 1) => tile!(1, 2),
+                    (false, 2) => tile!(2, 1),
+                    (false, _) => tile!(3, 1),
+                    (true, 1) => tile!(1, 4),
+                    (true, 2) => tile!(2, 4),
+                    (true, 3) => tile!(3, 2),
+                    (true, _) => tile!(4, 2),
                 }
                 i += tile;
             }

@@ -3,13 +3,8 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::dots::dots_of_words;
-use super::packed::Packed;
-use super::product;
 use super::simd::{Dots, Simd};
 use super::words::{Rows, Words};
-use crate::table::{Int8Rows, WeightRows};
-use crate::tile::Tile;
 
 /// Exists only where the CPU has AVX2, FMA, F16C and AVX-512 F, BW, VL, DQ, VNNI.
 #[derive(Clone, Copy)]
@@ -45,8 +40,6 @@ impl Dots for Avx512 {
 }
 
 impl Words for Avx512 {
-    const BATCH_ROWS: usize = 8;
-
     operations! {
         fn near_words(self, rows: &Rows<'_>, at: usize) -> [__m512i; 4] {
             let mut x = [_mm512_setzero_si512(); 4];
@@ -116,8 +109,6 @@ impl Words for Avx512 {
             _mm512_madd_epi16(pairs, _mm512_set1_epi32(x.as_ptr().cast::<i32>().read_unaligned()))
         }
     }
-
-    dots_of_words!();
 }
 
 /// What [`pick`] makes a zero of.
@@ -144,17 +135,6 @@ impl Simd for Avx512 {
     const WIDE: bool = true;
     // VPDPBUSD multiplies unsigned by signed bytes, so signed codes are stored plus 128.
     const SIGNED_BIAS: i32 = 128;
-
-    #[inline(always)]
-    fn matmul_packed<Q: Packed>(
-        self,
-        weights: &WeightRows<'_>,
-        x: &Int8Rows<'_>,
-        rows: &[u32],
-        out: &mut Tile<'_>,
-    ) {
-        product::matmul::<Self, Q>(self, weights, x, rows, out);
-    }
 
     operations! {
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
@@ -276,26 +256,10 @@ impl Simd for Avx512 {
             let low_bits = _mm512_set1_epi8(15);
             [_mm512_and_si512(x, low_bits), _mm512_and_si512(_mm512_srli_epi16::<4>(x), low_bits)]
         }
-        fn with_high_bits(self, x: __m512i, high: &[u8; 32], shift: i32) -> __m512i {
-            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));
-            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
-            let high = if shift == 0 {
-                _mm512_sllv_epi16(high, _mm512_inserti64x4::<1>(_mm512_set1_epi16(4), _mm256_set1_epi16(2)))
-            } else {
-                _mm512_srlv_epi16(high, _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(2)))
-            };
-            _mm512_or_si512(x, _mm512_and_si512(high, _mm512_set1_epi8(0x30)))
-        }
         fn two_bits(self, x: &[u8; 32], shift: i32) -> __m512i {
             let x = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.as_ptr().cast()));
             let shifts = _mm512_inserti64x4::<1>(_mm512_set1_epi16(shift as i16), _mm256_set1_epi16(shift as i16 + 2));
             _mm512_and_si512(_mm512_srlv_epi16(x, shifts), _mm512_set1_epi8(3))
-        }
-        fn with_bits(self, x: __m512i, high: &[u8; 32], bit: i32, value: u8) -> __m512i {
-            let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(high.as_ptr().cast()));
-            let bits = _mm512_inserti64x4::<1>(_mm512_set1_epi8(1 << bit), _mm256_set1_epi8(2 << bit));
-            let set = _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(high, bits), value as i8);
-            _mm512_or_si512(x, set)
         }
         fn with_mask(self, x: __m512i, mask: u64, value: u8) -> __m512i {
             _mm512_or_si512(x, _mm512_maskz_set1_epi8(mask, value as i8))

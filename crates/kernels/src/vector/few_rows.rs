@@ -20,18 +20,13 @@ struct Chain {
     /// Codes in the order of [`Packed::codes`].
     q: [[u8; 64]; 8],
     d: [f32; CHAIN_GROUPS],
-    /// Sums of the codes of each group, as floats.
-    sums: [f32; CHAIN_GROUPS],
     /// What to take from the sums of products: per group, in formats with an integer scale per 16 values per 16, in those
     /// with a float scale per 16 for first halves and for last ones.
     bias: [[i32; 16]; 2],
-    /// Sums of the codes of each 16, for formats with a minimum for so many.
-    sum16: [[i32; 16]; 2],
 }
 
 impl Chain {
-    const ZERO: Chain =
-        Chain { q: [[0; 64]; 8], d: [0.0; 16], sums: [0.0; 16], bias: [[0; 16]; 2], sum16: [[0; 16]; 2] };
+    const ZERO: Chain = Chain { q: [[0; 64]; 8], d: [0.0; 16], bias: [[0; 16]; 2] };
 
     /// Groups `first .. first + count` of a row.
     #[inline(always)]
@@ -51,13 +46,10 @@ impl Chain {
                     self.bias[h][g] = bias * i32::from(sum16[g][h]);
                 } else if F::SCALES == 2 {
                     self.bias[g / 8][2 * (g % 8) + h] = bias * i32::from(sum16[g][h]);
-                    self.sum16[g / 8][2 * (g % 8) + h] = i32::from(sum16[g][h]);
                 }
             }
-            let sum = i32::from(sum16[g][0]) + i32::from(sum16[g][1]);
-            self.sums[g] = sum as f32;
             if F::SCALES < 2 && !F::FLOAT_SCALE_PER_16 {
-                self.bias[0][g] = bias * sum;
+                self.bias[0][g] = bias * (i32::from(sum16[g][0]) + i32::from(sum16[g][1]));
             }
         }
     }
@@ -72,6 +64,7 @@ pub(super) fn matmul<S: Simd, F: Packed>(
     rows: &[u32],
     out: &mut Tile<'_>,
 ) {
+    const { assert!(!F::HAS_MIN) };
     assert!(rows.len() == out.rows() && weights.rows() == out.columns() && weights.k == x.k);
     if rows.is_empty() {
         return;
@@ -164,14 +157,11 @@ impl Part<'_> {
             }
             let codes = F::codes(s, bytes, count, bound);
             let d = F::scales(s, &d[lane]);
-            let (mut scales, mut minima) = ([s.splat_i(0); 2], [s.splat_i(0); 2]);
+            let mut scales = [s.splat_i(0); 2];
             if F::SCALES > 0 {
                 let integers = F::integers(s, bytes);
                 for i in 0..F::SCALES {
                     scales[i] = s.load_i8(&integers.scales[i]);
-                    if F::HAS_MIN {
-                        minima[i] = s.load_i8(&integers.minima[i]);
-                    }
                 }
             }
             for (r, chain) in self.chains.iter().enumerate() {
@@ -184,13 +174,7 @@ impl Part<'_> {
                     continue;
                 }
                 let isum = integer_sums::<S, F>(s, bound, &codes, &scales, chain);
-                let d_a = s.load(&chain.d);
-                let mut t = s.mul(s.to_f(isum), s.mul(d, d_a));
-                if F::HAS_MIN {
-                    let min = s.mul(F::scales(s, &second[lane]), d_a);
-                    t = s.add(t, s.mul(minimum_sums::<S, F>(s, &minima, chain), min));
-                }
-                terms[r][lane] = t;
+                terms[r][lane] = s.mul(s.to_f(isum), s.mul(d, s.load(&chain.d)));
             }
         }
     }
@@ -261,17 +245,4 @@ fn integer_sums<S: Simd, F: Packed>(
         of_16[half] = s.mul_i(sums, scales[half]);
     }
     s.sum_pairs(of_16[0], of_16[1])
-}
-
-/// The sums of `m16 * a` over the groups of a chain; exact as floats, so that the order of multiplying is free.
-#[inline(always)]
-fn minimum_sums<S: Simd, F: Packed>(s: S, minima: &[S::I; 2], chain: &Chain) -> S::F {
-    match F::SCALES {
-        0 => s.load(&chain.sums),
-        1 => s.mul(s.to_f(minima[0]), s.load(&chain.sums)),
-        _ => {
-            let first = s.mul_i(minima[0], s.load_i(&chain.sum16[0]));
-            s.to_f(s.sum_pairs(first, s.mul_i(minima[1], s.load_i(&chain.sum16[1]))))
-        }
-    }
 }

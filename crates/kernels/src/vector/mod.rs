@@ -17,6 +17,17 @@ macro_rules! operations {
     )*};
 }
 
+/// The same for each of some numbers; written out, so that sums stay in registers and addresses are constants. A macro and
+/// no function of a closure, as in [`elementwise`].
+macro_rules! each {
+    ($i:ident in $($value:literal)* => $body:block) => {
+        $({
+            let $i = $value;
+            $body
+        })*
+    };
+}
+
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -51,7 +62,7 @@ use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 use neon::Neon;
 use packed::Packed;
-use simd::Simd;
+use words::Unpack;
 
 /// A safe function that runs a generic one with the features of an instruction set.
 macro_rules! enabled {
@@ -75,8 +86,13 @@ macro_rules! functions {
         mod $module {
             use super::*;
 
+            fn words<F: Unpack>() -> MatmulInt8 {
+                enabled!($isa, $features, <F: Unpack>, product::matmul::<$isa, F>,
+                    (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
+            }
+
             fn packed<F: Packed>() -> MatmulInt8 {
-                enabled!($isa, $features, <F: Packed>, $isa::matmul_packed::<F>,
+                enabled!($isa, $features, <F: Packed>, product::matmul_by_row::<$isa, F>,
                     (w: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out: &mut Tile<'_>))
             }
 
@@ -93,18 +109,18 @@ macro_rules! functions {
             )
         },
         matmul_int8: |dtype: TensorType| match dtype {
-                    TensorType::Q4_0 => packed::<quant::Q4_0>(),
-                    TensorType::Q4_1 => packed::<quant::Q4_1>(),
-                    TensorType::Q8_0 => packed::<quant::Q8_0>(),
-                    TensorType::Q6_K => packed::<quant::Q6K>(),
-                    TensorType::Q5_0 => packed::<quant::Q5_0>(),
-                    TensorType::Q5_1 => packed::<quant::Q5_1>(),
-                    TensorType::Q2_K => packed::<quant::Q2K>(),
-                    TensorType::Q3_K => packed::<quant::Q3K>(),
-                    TensorType::Q4_K => packed::<quant::Q4K>(),
-                    TensorType::Q5_K => packed::<quant::Q5K>(),
-                    TensorType::IQ4_NL => packed::<quant::Iq4Nl>(),
-                    TensorType::IQ4_XS => packed::<quant::Iq4Xs>(),
+                    TensorType::Q4_0 => words::<quant::Q4_0>(),
+                    TensorType::Q4_1 => words::<quant::Q4_1>(),
+                    TensorType::Q8_0 => words::<quant::Q8_0>(),
+                    TensorType::Q6_K => words::<quant::Q6K>(),
+                    TensorType::Q5_0 => words::<quant::Q5_0>(),
+                    TensorType::Q5_1 => words::<quant::Q5_1>(),
+                    TensorType::Q2_K => words::<quant::Q2K>(),
+                    TensorType::Q3_K => words::<quant::Q3K>(),
+                    TensorType::Q4_K => words::<quant::Q4K>(),
+                    TensorType::Q5_K => words::<quant::Q5K>(),
+                    TensorType::IQ4_NL => words::<quant::Iq4Nl>(),
+                    TensorType::IQ4_XS => words::<quant::Iq4Xs>(),
                     TensorType::IQ1_S => packed::<quant::Iq1S>(),
                     TensorType::IQ1_M => packed::<quant::Iq1M>(),
                     TensorType::IQ2_XXS => packed::<quant::Iq2Xxs>(),

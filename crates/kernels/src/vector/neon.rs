@@ -3,13 +3,8 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::dots::dots_of_words;
-use super::packed::Packed;
-use super::product;
 use super::simd::{Dots, Simd, padded};
 use super::words::{Rows, Words};
-use crate::table::{Int8Rows, WeightRows};
-use crate::tile::Tile;
 
 /// Exists only where the CPU has NEON and its dot product.
 #[derive(Clone, Copy)]
@@ -64,8 +59,6 @@ impl Dots for Neon {
 }
 
 impl Words for Neon {
-    const BATCH_ROWS: usize = 4;
-
     #[inline(always)]
     fn spread(self, x: B, byte: usize) -> B {
         self.pick(x, [byte as u8; 4])
@@ -142,8 +135,6 @@ impl Words for Neon {
             })
         }
     }
-
-    dots_of_words!();
 }
 
 /// What [`Neon::pick`] makes a zero of: beyond every table.
@@ -155,17 +146,6 @@ impl Simd for Neon {
     type B = B;
     const WIDE: bool = false;
     const SIGNED_BIAS: i32 = 0;
-
-    #[inline(always)]
-    fn matmul_packed<Q: Packed>(
-        self,
-        weights: &WeightRows<'_>,
-        x: &Int8Rows<'_>,
-        rows: &[u32],
-        out: &mut Tile<'_>,
-    ) {
-        product::matmul::<Self, Q>(self, weights, x, rows, out);
-    }
 
     #[inline(always)]
     fn load_first(self, x: &[f32]) -> F {
@@ -363,25 +343,10 @@ impl Simd for Neon {
         fn nibbles(self, x: B) -> [B; 2] {
             [quarters!(Q => vandq_u8(x[Q], vdupq_n_u8(15))), quarters!(Q => vshrq_n_u8::<4>(x[Q]))]
         }
-        fn with_high_bits(self, x: B, high: &[u8; 32], shift: i32) -> B {
-            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
-            quarters!(Q => {
-                let left = vdupq_n_s8((4 - shift - 2 * (Q as i32 / 2)) as i8);
-                let bits = vshlq_u8(self.load16(sixteen(high, Q % 2)), left);
-                vorrq_u8(x[Q], vandq_u8(bits, vdupq_n_u8(0x30)))
-            })
-        }
         fn two_bits(self, x: &[u8; 32], shift: i32) -> B {
             quarters!(Q => {
                 let left = vdupq_n_s8(-(shift + 2 * (Q as i32 / 2)) as i8);
                 vandq_u8(vshlq_u8(self.load16(sixteen(x, Q % 2)), left), vdupq_n_u8(3))
-            })
-        }
-        fn with_bits(self, x: B, high: &[u8; 32], bit: i32, value: u8) -> B {
-            quarters!(Q => {
-                let bit = vdupq_n_u8(1 << (bit + Q as i32 / 2));
-                let set = vtstq_u8(self.load16(sixteen(high, Q % 2)), bit);
-                vorrq_u8(x[Q], vandq_u8(set, vdupq_n_u8(value)))
             })
         }
         fn with_mask(self, x: B, mask: u64, value: u8) -> B {

@@ -13,16 +13,10 @@ use crate::quant::{Format, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 macro_rules! each_vector {
     ($j:ident in $count:expr => $body:block) => {
         if $count == CHAIN_GROUPS {
-            each_vector!(@ $j in 0 1 2 3 4 5 6 7 => $body);
+            each!($j in 0 1 2 3 4 5 6 7 => $body);
         } else {
             for $j in 0..$count / 2 $body
         }
-    };
-    (@ $j:ident in $($value:literal)* => $body:block) => {
-        $({
-            let $j = $value;
-            $body
-        })*
     };
 }
 

@@ -8,14 +8,48 @@ use super::few_rows::{self, FEW_ROWS, add_chain};
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, offset};
 use super::packed::Packed;
 use super::simd::Simd;
-use super::words::{Codes, GROUP_WORDS, Heads, OCTET, Rows, Sink, Words, block_of, reads_words, unpack};
+use super::words::{Codes, GROUP_WORDS, Heads, OCTET, Rows, Sink, Unpack, Words, block_of};
 use crate::GROUP_VALUES;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
-/// See [`crate::scalar::matmul_int8`].
+/// Products of a format that is unpacked sixteen rows at once; see [`crate::scalar::matmul_int8`].
 #[inline(always)]
-pub(super) fn matmul<S: Words, Q: Packed>(
+pub(super) fn matmul<S: Words, Q: Unpack>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    let &[row] = rows else { return matmul_rows::<S, Q>(s, weights, x, rows, out) };
+    assert!(out.rows() == 1 && weights.rows() == out.columns() && weights.k == x.k);
+    prefetch_rows(s, weights);
+    let (mut heads, mut padded) = (Heads::zeroed(s), Vec::new());
+    for c in (0..out.columns()).step_by(LANES) {
+        Product::new(weights, x, c, &mut padded).one_row::<S, Q>(s, row, &mut heads, out);
+    }
+}
+
+/// Products of a format that is unpacked row by row; see [`crate::scalar::matmul_int8`].
+#[inline(always)]
+pub(super) fn matmul_by_row<S: Words, Q: Packed>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    rows: &[u32],
+    out: &mut Tile<'_>,
+) {
+    if rows.len() <= FEW_ROWS {
+        few_rows::matmul::<S, Q>(s, weights, x, rows, out);
+    } else {
+        matmul_rows::<S, Q>(s, weights, x, rows, out);
+    }
+}
+
+/// Several activation rows.
+#[inline(always)]
+fn matmul_rows<S: Words, Q: Unpack>(
     s: S,
     weights: &WeightRows<'_>,
     x: &Int8Rows<'_>,
@@ -26,29 +60,18 @@ pub(super) fn matmul<S: Words, Q: Packed>(
     if rows.is_empty() {
         return;
     }
-    if !const { reads_words(Q::TYPE) } && rows.len() <= FEW_ROWS {
-        return few_rows::matmul::<S, Q>(s, weights, x, rows, out);
-    }
-    prefetch_rows(s, weights.slice(0, LANES.min(weights.rows())).bytes);
-    let mut padded = Vec::new();
-    // Written out for both: the room for codes is not needed by one row.
-    if let &[row] = rows {
-        let mut heads = Heads::zeroed(s);
-        for c in (0..out.columns()).step_by(LANES) {
-            Product::new(weights, x, c, &mut padded).one_row::<S, Q>(s, row, &mut heads, out);
-        }
-    } else {
-        let mut panel = Panel::zeroed(s);
-        for c in (0..out.columns()).step_by(LANES) {
-            Product::new(weights, x, c, &mut padded).rows::<S, Q>(s, rows, &mut panel, out);
-        }
+    prefetch_rows(s, weights);
+    let (mut panel, mut padded) = (Panel::zeroed(s), Vec::new());
+    for c in (0..out.columns()).step_by(LANES) {
+        Product::new(weights, x, c, &mut padded).rows::<S, Q>(s, rows, &mut panel, out);
     }
 }
 
 /// Asks for the first sixteen rows. Those from the third sixteen on are asked for while earlier ones are read; the second
 /// sixteen are not: asking for both at the start made tiles slower.
 #[inline(always)]
-fn prefetch_rows<S: Simd>(s: S, bytes: &[u8]) {
+fn prefetch_rows<S: Simd>(s: S, weights: &WeightRows<'_>) {
+    let bytes = weights.slice(0, LANES.min(weights.rows())).bytes;
     for line in (0..bytes.len()).step_by(64) {
         s.prefetch(bytes.as_ptr().wrapping_add(line));
     }
@@ -106,7 +129,7 @@ impl<'a> Product<'a> {
 
     /// One activation row: codes are multiplied as they are unpacked.
     #[inline(always)]
-    fn one_row<S: Words, Q: Packed>(&self, s: S, row: u32, heads: &mut Heads<S>, out: &mut Tile<'_>) {
+    fn one_row<S: Words, Q: Unpack>(&self, s: S, row: u32, heads: &mut Heads<S>, out: &mut Tile<'_>) {
         let mut acc = s.splat(0.0);
         for first in (0..self.groups()).step_by(OCTET) {
             if first.is_multiple_of(CHAIN_GROUPS) {
@@ -115,7 +138,7 @@ impl<'a> Product<'a> {
             with_count!(Q, first, self.groups(), |count| {
                 let octet = self.octet(row, first, count);
                 let mut sink = OneRow::<S, Q> { octet, acc, format: PhantomData };
-                unpack::<S, Q, _>(s, &self.weights::<Q>(first, count), count, heads, &mut sink);
+                Q::unpack(s, &self.weights::<Q>(first, count), count, heads, &mut sink);
                 acc = sink.acc;
             });
             let next = first + OCTET;
@@ -128,17 +151,17 @@ impl<'a> Product<'a> {
 
     /// Several activation rows: codes are unpacked once for all.
     #[inline(always)]
-    fn rows<S: Words, Q: Packed>(&self, s: S, rows: &[u32], panel: &mut Panel<S>, out: &mut Tile<'_>) {
+    fn rows<S: Words, Q: Unpack>(&self, s: S, rows: &[u32], panel: &mut Panel<S>, out: &mut Tile<'_>) {
         for chain in (0..self.groups()).step_by(CHAIN_GROUPS) {
             let groups = self.groups().min(chain + CHAIN_GROUPS);
             for (first, (heads, codes)) in (chain..groups).step_by(OCTET).zip(&mut panel.octets) {
                 with_count!(Q, first, groups, |count| {
-                    unpack::<S, Q, _>(s, &self.weights::<Q>(first, count), count, heads, codes);
+                    Q::unpack(s, &self.weights::<Q>(first, count), count, heads, codes);
                 });
             }
             // Batches of eight where there are registers for them, then of four, then single rows.
             let mut done = 0;
-            if S::BATCH_ROWS == 8 {
+            if S::WIDE {
                 done = self.batches::<S, Q, 8>(s, panel, chain..groups, rows, done, out);
             }
             done = self.batches::<S, Q, 4>(s, panel, chain..groups, rows, done, out);
@@ -166,7 +189,7 @@ impl<'a> Product<'a> {
 
     /// The bytes of `count` groups from `first` on.
     #[inline(always)]
-    fn weights<Q: Packed>(&self, first: usize, count: usize) -> Rows<'a> {
+    fn weights<Q: Shape>(&self, first: usize, count: usize) -> Rows<'a> {
         let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
         let (at, len) = (first / block_groups * Q::BLOCK_BYTES, count / block_groups * Q::BLOCK_BYTES);
         Rows::new(self.bytes, self.row_bytes, at, len)
@@ -269,25 +292,24 @@ struct OneRow<'a, S: Simd, Q> {
 }
 
 impl<S: Words, Q: Shape> Sink<S> for OneRow<'_, S, Q> {
-    /// Of each half where that matters, else of both in the first.
-    type Sum = [S::I; 2];
+    type Sum = S::I;
 
     #[inline(always)]
-    fn begin(&self, s: S) -> [S::I; 2] {
-        [s.splat_i(0); 2]
+    fn begin(&self, s: S) -> S::I {
+        assert!(!Q::FLOAT_SCALE_PER_16, "such formats are unpacked row by row");
+        s.splat_i(0)
     }
 
     #[inline(always)]
-    fn put(&mut self, s: S, heads: &Heads<S>, sum: &mut [S::I; 2], g: usize, h: usize, codes: [S::B; 4]) {
+    fn put(&mut self, s: S, heads: &Heads<S>, sum: &mut S::I, g: usize, h: usize, codes: [S::B; 4]) {
         let words = self.octet.q[g].as_chunks().0.get(h).expect("two halves");
-        let i = if Q::FLOAT_SCALE_PER_16 { h } else { 0 };
-        sum[i] = s.add_half::<Q>(sum[i], &codes, words, scales::<S, Q>(s, heads, g)[h]);
+        *sum = s.add_half::<Q>(*sum, &codes, words, scales::<S, Q>(s, heads, g)[h]);
     }
 
     #[inline(always)]
-    fn end(&mut self, s: S, heads: &Heads<S>, sum: [S::I; 2], g: usize) {
-        let scaled = s.scaled::<Q>(sum[0], scales::<S, Q>(s, heads, g)[0]);
-        self.acc = add_terms::<S, Q>(s, heads, g, &self.octet, [scaled, sum[1]], self.acc);
+    fn end(&mut self, s: S, heads: &Heads<S>, sum: S::I, g: usize) {
+        let sum = s.scaled::<Q>(sum, scales::<S, Q>(s, heads, g)[0]);
+        self.acc = add_terms::<S, Q>(s, heads, g, &self.octet, [sum; 2], self.acc);
     }
 }
 
@@ -319,14 +341,10 @@ fn add_group<S: Words, Q: Shape, const R: usize>(
         words[r] = &octets[r].q[g];
     }
     let sums = s.group_sums::<Q, R>(codes, scales::<S, Q>(s, heads, g), &words);
-    // Unrolled by hand, so that the sums stay in registers.
-    macro_rules! add_to {
-        ($($r:literal)*) => {$(
-            if $r < R {
-                acc[$r] = add_terms::<S, Q>(s, heads, g, &octets[$r], sums[$r], acc[$r]);
-            }
-        )*};
-    }
     const { assert!(R <= 8) };
-    add_to!(0 1 2 3 4 5 6 7);
+    each!(r in 0 1 2 3 4 5 6 7 => {
+        if r < R {
+            acc[r] = add_terms::<S, Q>(s, heads, g, &octets[r], sums[r], acc[r]);
+        }
+    });
 }

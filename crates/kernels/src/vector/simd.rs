@@ -1,9 +1,5 @@
 //! The vector operations the kernels are written in.
 
-use super::packed::Packed;
-use crate::table::{Int8Rows, WeightRows};
-use crate::tile::Tile;
-
 /// Sixteen lanes of an instruction set. Holding a value proves that this CPU can run it.
 ///
 /// Sixteen on every set (two registers on AVX2, four on NEON), since the definitions sum in sixteen lanes. "First n" operations take
@@ -19,15 +15,6 @@ pub(super) trait Simd: Copy {
     const WIDE: bool;
     /// What [`Dots::dot16`] wants subtracted from its sum per unit of activation sum when codes are signed.
     const SIGNED_BIAS: i32;
-
-    /// Products of a format that vector instructions unpack; see [`crate::scalar::matmul_int8`].
-    fn matmul_packed<Q: Packed>(
-        self,
-        weights: &WeightRows<'_>,
-        x: &Int8Rows<'_>,
-        rows: &[u32],
-        out: &mut Tile<'_>,
-    );
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &[f32; 16]) -> Self::F;
@@ -114,13 +101,8 @@ pub(super) trait Simd: Copy {
     fn gather_b(self, x: [&[u8; 16]; 4]) -> Self::B;
     /// The low four bits of each byte, then the high four.
     fn nibbles(self, x: Self::B) -> [Self::B; 2];
-    /// `x | bits << 4` with, for the first 32 bytes of `x` and the last, two bits of each byte of `high`: those from
-    /// `shift` and `shift + 2` on. `shift` is 0 or 4.
-    fn with_high_bits(self, x: Self::B, high: &[u8; 32], shift: i32) -> Self::B;
     /// Two bits of each byte of `x`, from `shift` on, then the next two of each. `shift` is at most 4.
     fn two_bits(self, x: &[u8; 32], shift: i32) -> Self::B;
-    /// `x | value` where, for the first 32 bytes, bit `bit` of the byte of `high` is set, for the last 32 the next bit.
-    fn with_bits(self, x: Self::B, high: &[u8; 32], bit: i32, value: u8) -> Self::B;
     /// `x | value` in the bytes whose bit of `mask` is set.
     fn with_mask(self, x: Self::B, mask: u64, value: u8) -> Self::B;
     /// `table[x]`, for bytes below 16.

@@ -15,6 +15,7 @@ use super::packed::{Packed, chain_scales};
 use super::simd::Simd;
 use crate::GROUP_VALUES;
 use crate::quant::codebooks::IQ4_NL_VALUES;
+use crate::quant::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 /// Words of four codes in a group.
 pub(super) const GROUP_WORDS: usize = GROUP_VALUES / 4;
@@ -23,14 +24,11 @@ const AHEAD: usize = 2;
 /// Groups that are unpacked at once: those of the largest blocks.
 pub(super) const OCTET: usize = 8;
 
-/// What unpacking sixteen rows at once, and multiplying what comes out of it, takes besides [`Simd`].
+/// What unpacking sixteen rows at once takes besides [`Products`].
 ///
 /// A **word** is four bytes of each of sixteen rows. **Scales** are what products are multiplied by, one per row: twice in 16
 /// bits on AVX2, elsewhere in 32 bits. **Pairs** are two numbers of 16 bits per row.
-pub(super) trait Words: Simd {
-    /// Activation rows that share one load of the codes, at most eight.
-    const BATCH_ROWS: usize;
-
+pub(super) trait Words: Products {
     /// Bytes `at .. at + 16` of each row, as four words.
     fn near_words(self, rows: &Rows<'_>, at: usize) -> [Self::B; 4];
     /// The same; asks for as many bytes of later rows.
@@ -69,7 +67,10 @@ pub(super) trait Words: Simd {
     fn splat_pair(self, x: i16) -> Self::I;
     /// The sum of the products of a pair with one pair, in 32 bits.
     fn pair_products(self, pairs: Self::I, x: &[i16; 2]) -> Self::I;
+}
 
+/// Sums of products of codes as [`Unpack`] gives them.
+pub(super) trait Products: Simd {
     /// `sum` plus the products of half a group; times `scale` in formats that have one per half.
     fn add_half<Q: Shape>(
         self,
@@ -78,7 +79,7 @@ pub(super) trait Words: Simd {
         words: &[[i8; 4]; 4],
         scale: Self::I,
     ) -> Self::I;
-    /// What [`Words::add_half`] summed up of a group, times its scale if that has not been done.
+    /// What [`Products::add_half`] summed up of a group, times its scale if that has not been done.
     fn scaled<Q: Shape>(self, sum: Self::I, scale: Self::I) -> Self::I;
     /// The sums of products of a group with R activation rows, times their scales: of each half where float scales have one
     /// each, else of both in the first.
@@ -211,18 +212,6 @@ impl<'a> Rows<'a> {
     }
 }
 
-// Macros and not functions of closures, as in `elementwise`.
-
-/// The same for each of some numbers; written out, so that sums stay in registers.
-macro_rules! each {
-    ($i:ident in $($value:literal)* => $body:block) => {
-        $({
-            let $i = $value;
-            $body
-        })*
-    };
-}
-
 /// The same for each of `$count` numbers from 0 on; written out for eight, so that addresses are constants.
 macro_rules! each_group {
     ($g:ident in $count:expr => $body:block) => {
@@ -234,45 +223,52 @@ macro_rules! each_group {
     };
 }
 
-/// Unpacks `count` groups, at most eight.
-#[inline(always)]
-pub(super) fn unpack<S: Words, Q: Packed, K: Sink<S>>(
-    s: S,
-    rows: &Rows<'_>,
-    count: usize,
-    heads: &mut Heads<S>,
-    sink: &mut K,
-) {
-    match Q::TYPE {
-        TensorType::Q4_0 | TensorType::IQ4_NL => nibble_groups::<S, Q, K>(s, rows, count, heads, sink, 2),
-        TensorType::Q4_1 => nibble_groups::<S, Q, K>(s, rows, count, heads, sink, 4),
-        TensorType::Q5_0 => five_bit_groups::<S, Q, K>(s, rows, count, heads, sink, 2),
-        TensorType::Q5_1 => five_bit_groups::<S, Q, K>(s, rows, count, heads, sink, 4),
-        TensorType::Q8_0 => {
-            each_group!(g in count => {
-                let at = g * Q::BLOCK_BYTES;
-                group_head::<S, Q>(s, rows, g, heads);
-                let mut sum = sink.begin(s);
-                each!(h in 0 1 => {
-                    let codes = signed(s, s.words(rows, at + 2 + 16 * h));
-                    sink.put(s, heads, &mut sum, g, h, codes);
+/// A format of which sixteen rows are unpacked at once.
+pub(super) trait Unpack: Shape {
+    /// Unpacks `count` groups, at most eight and whole blocks.
+    fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K);
+}
+
+/// [`Unpack`] by functions for blocks of one group, or of eight.
+macro_rules! unpack_by {
+    (groups $($format:ident: $unpack:ident)*) => {$(
+        impl Unpack for $format {
+            #[inline(always)]
+            fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K) {
+                each_group!(g in count => {
+                    group_head::<S, Self>(s, rows, g, heads);
+                    $unpack::<S, Self, K>(s, rows, g, heads, sink);
                 });
-                sink.end(s, heads, sum, g);
-            });
+                rows.ask(s, rows.len);
+            }
         }
-        TensorType::Q2_K => q2_k(s, rows, heads, sink),
-        TensorType::Q3_K => q3_k(s, rows, heads, sink),
-        TensorType::Q4_K => q4_k(s, rows, heads, sink),
-        TensorType::Q5_K => q5_k(s, rows, heads, sink),
-        TensorType::Q6_K => q6_k(s, rows, heads, sink),
-        TensorType::IQ4_XS => iq4_xs(s, rows, heads, sink),
-        _ => by_row::<S, Q, K>(s, rows, count, heads, sink),
+    )*};
+    (octets $($format:ident: $unpack:ident)*) => {$(
+        impl Unpack for $format {
+            #[inline(always)]
+            fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, _count: usize, heads: &mut Heads<S>, sink: &mut K) {
+                $unpack(s, rows, heads, sink);
+                rows.ask(s, rows.len);
+            }
+        }
+    )*};
+}
+
+unpack_by!(groups
+    Q4_0: nibble_group Q4_1: nibble_group Q5_0: nibble_group Q5_1: nibble_group Iq4Nl: nibble_group Q8_0: byte_group);
+unpack_by!(octets Q2K: q2_k Q3K: q3_k Q4K: q4_k Q5K: q5_k Q6K: q6_k Iq4Xs: iq4_xs);
+
+/// Formats that are unpacked row by row.
+impl<Q: Packed> Unpack for Q {
+    #[inline(always)]
+    fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K) {
+        by_row::<S, Q, K>(s, rows, count, heads, sink);
+        rows.ask(s, rows.len);
     }
-    rows.ask(s, rows.len);
 }
 
 #[inline(always)]
-pub(super) fn transposed<S: Simd, F: Packed>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
+fn transposed<S: Simd, F: Packed>(s: S, bits: &[[u16; 16]; 16]) -> [S::F; 16] {
     let mut out = [s.splat(0.0); 16];
     for i in 0..16 {
         out[i] = F::scales(s, &bits[i]);
@@ -285,12 +281,6 @@ pub(super) fn transposed<S: Simd, F: Packed>(s: S, bits: &[[u16; 16]; 16]) -> [S
 #[inline(always)]
 pub(super) fn block_of<Q: Shape>(g: usize) -> usize {
     if Q::FLOAT_SCALE_PER_16 { g } else { g / (Q::BLOCK_VALUES / GROUP_VALUES) }
-}
-
-/// Whether blocks of this type are transposed before they are unpacked.
-pub(super) const fn reads_words(dtype: TensorType) -> bool {
-    use TensorType::*;
-    matches!(dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_NL | IQ4_XS)
 }
 
 /// The scale of a block of one group, and its minimum.
@@ -329,29 +319,49 @@ fn or<S: Words>(s: S, a: [S::B; 4], b: [S::B; 4]) -> [S::B; 4] {
     [s.or(a[0], b[0]), s.or(a[1], b[1]), s.or(a[2], b[2]), s.or(a[3], b[3])]
 }
 
-/// Groups with 16 bytes of nibbles from `at` on.
+/// A group whose block ends with 16 bytes of nibbles, after 32 fifth bits in formats that have them.
 #[inline(always)]
-fn nibble_groups<S: Words, Q: Shape, K: Sink<S>>(
+fn nibble_group<S: Words, Q: Shape, K: Sink<S>>(
     s: S,
     rows: &Rows<'_>,
-    count: usize,
-    heads: &mut Heads<S>,
+    g: usize,
+    heads: &Heads<S>,
     sink: &mut K,
-    at: usize,
 ) {
-    each_group!(g in count => {
-        group_head::<S, Q>(s, rows, g, heads);
-        let words = s.words(rows, g * Q::BLOCK_BYTES + at);
-        let mut sum = sink.begin(s);
-        each!(h in 0 1 => {
-            let mut codes = bits(s, &words, 4 * h as i32, 15);
-            if matches!(Q::TYPE, TensorType::IQ4_NL) {
-                codes = looked_up(s, codes);
-            }
-            sink.put(s, heads, &mut sum, g, h, codes);
-        });
-        sink.end(s, heads, sum, g);
+    let at = g * Q::BLOCK_BYTES;
+    let words = s.words(rows, at + Q::BLOCK_BYTES - 16);
+    let [first, second, ..] = s.near_words(rows, at);
+    let mut sum = sink.begin(s);
+    each!(h in 0 1 => {
+        let codes = bits(s, &words, 4 * h as i32, 15);
+        let codes = match Q::TYPE {
+            TensorType::IQ4_NL => looked_up(s, codes),
+            // The 32 bits end two bytes into a word, or between two.
+            TensorType::Q5_0 => s.with_fifth_bits(codes, s.straddling(first, second), h),
+            TensorType::Q5_1 => s.with_fifth_bits(codes, second, h),
+            _ => codes,
+        };
+        sink.put(s, heads, &mut sum, g, h, codes);
     });
+    sink.end(s, heads, sum, g);
+}
+
+/// A group of signed bytes behind a scale.
+#[inline(always)]
+fn byte_group<S: Words, Q: Shape, K: Sink<S>>(
+    s: S,
+    rows: &Rows<'_>,
+    g: usize,
+    heads: &Heads<S>,
+    sink: &mut K,
+) {
+    let at = g * Q::BLOCK_BYTES + 2;
+    let mut sum = sink.begin(s);
+    each!(h in 0 1 => {
+        let codes = signed(s, s.words(rows, at + 16 * h));
+        sink.put(s, heads, &mut sum, g, h, codes);
+    });
+    sink.end(s, heads, sum, g);
 }
 
 #[inline(always)]
@@ -363,31 +373,6 @@ fn looked_up<S: Words>(s: S, x: [S::B; 4]) -> [S::B; 4] {
 #[inline(always)]
 fn signed<S: Words>(s: S, x: [S::B; 4]) -> [S::B; 4] {
     [s.signed_b(x[0]), s.signed_b(x[1]), s.signed_b(x[2]), s.signed_b(x[3])]
-}
-
-/// Groups with 32 high bits at `at` and 16 bytes of nibbles behind them.
-#[inline(always)]
-fn five_bit_groups<S: Words, Q: Shape, K: Sink<S>>(
-    s: S,
-    rows: &Rows<'_>,
-    count: usize,
-    heads: &mut Heads<S>,
-    sink: &mut K,
-    at: usize,
-) {
-    each_group!(g in count => {
-        group_head::<S, Q>(s, rows, g, heads);
-        let words = s.words(rows, g * Q::BLOCK_BYTES + at + 4);
-        // The 32 bits end two bytes into a word, or between two.
-        let [first, second, ..] = s.near_words(rows, g * Q::BLOCK_BYTES);
-        let high = if at == 2 { s.straddling(first, second) } else { second };
-        let mut sum = sink.begin(s);
-        each!(h in 0 1 => {
-            let codes = s.with_fifth_bits(bits(s, &words, 4 * h as i32, 15), high, h);
-            sink.put(s, heads, &mut sum, g, h, codes);
-        });
-        sink.end(s, heads, sum, g);
-    });
 }
 
 /// The float scales and integer scales and minima that Q4_K and Q5_K begin with.
@@ -581,20 +566,16 @@ fn by_row<S: Words, Q: Packed, K: Sink<S>>(
                     let i = if Q::SCALES == 1 { g } else { 2 * g + h };
                     let scale = i16::from(integers.scales[0][i]);
                     scales[g][h][lane] = scale;
-                    pairs[g][2 * lane + h] = if Q::HAS_MIN {
-                        i16::from(integers.minima[0][i])
-                    } else {
-                        scale * offset::<S, Q>() as i16
-                    };
+                    pairs[g][2 * lane + h] = scale * offset::<S, Q>() as i16;
                 }
             }
         }
     }
-    let (d, second) = (transposed::<S, Q>(s, &d), transposed::<S, Q>(s, &second));
+    let d = transposed::<S, Q>(s, &d);
+    let second = if Q::FLOAT_SCALE_PER_16 { transposed::<S, Q>(s, &second) } else { d };
     for g in 0..count {
         let b = block_of::<Q>(g);
         heads.d[b] = [d[g], second[g]];
-        heads.min[b] = second[g];
         if Q::SCALES > 0 {
             heads.scales[g] = [s.load_scales(&scales[g][0]), s.load_scales(&scales[g][1])];
             heads.pairs[g] = s.load_pairs(&pairs[g]);

@@ -3,11 +3,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::packed::Packed;
-use super::product;
 use super::simd::{Simd, padded};
-use crate::table::{Int8Rows, WeightRows};
-use crate::tile::Tile;
 
 mod words;
 
@@ -51,17 +47,6 @@ impl Simd for Avx2 {
     type B = I;
     const WIDE: bool = false;
     const SIGNED_BIAS: i32 = 0;
-
-    #[inline(always)]
-    fn matmul_packed<Q: Packed>(
-        self,
-        weights: &WeightRows<'_>,
-        x: &Int8Rows<'_>,
-        rows: &[u32],
-        out: &mut Tile<'_>,
-    ) {
-        product::matmul::<Self, Q>(self, weights, x, rows, out);
-    }
 
     #[inline(always)]
     fn load_first(self, x: &[f32]) -> F {
@@ -289,32 +274,12 @@ impl Simd for Avx2 {
             }
             out
         }
-        fn with_high_bits(self, x: I, high: &[u8; 32], shift: i32) -> I {
-            let (high, bits) = (_mm256_loadu_si256(high.as_ptr().cast()), _mm256_set1_epi8(0x30));
-            // Bits shift, shift + 1 go to 4, 5 in the first half; two bits less far in the second.
-            let (first, second) = if shift == 0 {
-                (_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high))
-            } else {
-                (high, _mm256_srli_epi16::<2>(high))
-            };
-            [_mm256_or_si256(x[0], _mm256_and_si256(first, bits)), _mm256_or_si256(x[1], _mm256_and_si256(second, bits))]
-        }
         fn two_bits(self, x: &[u8; 32], shift: i32) -> I {
             let (x, bits) = (_mm256_loadu_si256(x.as_ptr().cast()), _mm256_set1_epi8(3));
             [
                 _mm256_and_si256(_mm256_srl_epi16(x, _mm_cvtsi32_si128(shift)), bits),
                 _mm256_and_si256(_mm256_srl_epi16(x, _mm_cvtsi32_si128(shift + 2)), bits),
             ]
-        }
-        fn with_bits(self, x: I, high: &[u8; 32], bit: i32, value: u8) -> I {
-            let high = _mm256_loadu_si256(high.as_ptr().cast());
-            let mut out = x;
-            for h in 0..2 {
-                let bit = _mm256_set1_epi8(1 << (bit + h as i32));
-                let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
-                out[h] = _mm256_or_si256(x[h], _mm256_and_si256(set, _mm256_set1_epi8(value as i8)));
-            }
-            out
         }
         fn with_mask(self, x: I, mask: u64, value: u8) -> I {
             let (set, value) = (set_bytes(mask), _mm256_set1_epi8(value as i8));

@@ -10,11 +10,9 @@ use gguf::TensorType;
 use super::{Avx2, F, I};
 use crate::vector::matmul_int8::Shape;
 use crate::vector::simd::Simd;
-use crate::vector::words::{GROUP_WORDS, Rows, Words};
+use crate::vector::words::{GROUP_WORDS, Products, Rows, Words};
 
 impl Words for Avx2 {
-    const BATCH_ROWS: usize = 4;
-
     #[inline(always)]
     fn spread(self, x: I, byte: usize) -> I {
         self.pick(x, [byte as u8; 4])
@@ -123,7 +121,9 @@ impl Words for Avx2 {
             self.products_16(pairs, [_mm256_set1_epi32(x.as_ptr().cast::<i32>().read_unaligned()); 2])
         }
     }
+}
 
+impl Products for Avx2 {
     #[inline(always)]
     fn add_half<Q: Shape>(self, sum: I, codes: &[I; 4], words: &[[i8; 4]; 4], scale: I) -> I {
         let mut sum = sum;
