@@ -61,7 +61,7 @@ impl Engine {
         let vocabulary = model.spec.vocabulary;
         let mut stage = Stage::new(model, backend);
         if config.load.loading == Loading::Moved {
-            stage.move_weights();
+            stage.move_weights(config.load.promised_bytes);
         }
         Ok(Engine { stage, chunk_tokens: config.chunk_tokens.max(1), vocabulary })
     }

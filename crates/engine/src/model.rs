@@ -24,6 +24,9 @@ pub struct LoadOptions {
     pub sequences: Option<usize>,
     /// How weights come into memory.
     pub loading: Loading,
+    /// Bytes that a plan gave to this process without its weights: what is not touched of them yet looks available and is not,
+    /// so [`Loading::Moved`] leaves it.
+    pub promised_bytes: u64,
     /// A file that holds the draft layer.
     pub draft: Option<PathBuf>,
 }

@@ -82,9 +82,10 @@ impl<B: Backend> Stage<B> {
     }
 
     /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: what makes later
-    /// tokens faster does not hold up the first one of a prompt that takes one pass.
-    pub fn move_weights(&mut self) {
-        self.mover.get_or_insert_with(|| Mover::new(self.model.weights.clone()));
+    /// tokens faster does not hold up the first one of a prompt that takes one pass. `promised_bytes` of this process's memory are
+    /// others'; see [`crate::model::LoadOptions::promised_bytes`].
+    pub fn move_weights(&mut self, promised_bytes: u64) {
+        self.mover.get_or_insert_with(|| Mover::new(self.model.weights.clone(), promised_bytes));
     }
 
     /// Waits until weights that are to move have moved, or until that makes no progress for some seconds. Answers with the

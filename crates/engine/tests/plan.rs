@@ -204,6 +204,8 @@ fn weights_move_only_where_enough_memory_stays_free() {
     let stays = on(&Machine::invented(enough - 20));
     assert_eq!((stays.loading, stays.load_options().loading), (Loading::Mapped, Loading::Mapped));
     assert!(!stays.to_string().contains("moved"), "{stays}");
+    // Who asked for it and does not get it is told.
+    assert!(stays.to_string().contains("mapped, with no memory left to move it to huge pages"), "{stays}");
     // Where they lie is all that differs.
     assert_eq!((stays.process_bytes(), stays.cached_bytes()), (moved.process_bytes(), moved.cached_bytes()));
     // Addresses are taken by the map and by the copy; without huge pages there is nothing to be had for them.

@@ -24,7 +24,8 @@ Reads headers only, so it takes no time and no memory whatever the size of the m
 the machine's available memory and the room in this process's control groups; file cache that can be dropped counts as
 free. A mapped part is pages of the model's file, which the system may drop and read again; all else is memory of the
 process itself and must fit. Weights that are moved begin mapped; they stay so unless all of them fit beside everything
-else and 1 GiB or a tenth of what is available, whichever is more, stays free. With --json: {\"parts\": [...], \"total_bytes\": N, \"available_bytes\": N, ...}."
+else and 1 GiB or a tenth of what is available, whichever is more, stays free.
+With --json: {\"parts\": [...], \"total_bytes\": N, \"available_bytes\": N, ...}."
 )]
 pub struct PlanArgs {
     #[command(flatten)]

@@ -47,6 +47,12 @@ pub fn engine(
         isa: compute.isa,
         chunk_tokens: plan.options.chunk_tokens,
     };
+    let nodes = sys::topology::processors().nodes;
+    if nodes > 1 {
+        tracing::info!(
+            "the cores belong to {nodes} memory nodes; one process on each reads memory of its own node"
+        );
+    }
     let engine = load(file, &config).map_err(cannot_load)?;
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");

@@ -151,12 +151,11 @@ fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Pl
     let left = machine.available_bytes.checked_sub(process).ok_or(process)?;
     parts::keep_mapped(&mut parts, left);
     let moved = parts::moved_bytes(shapes);
-    let loading = match options.loading {
-        Loading::Moved if !may_move(machine, process, parts::mapped_bytes(&parts), moved) => Loading::Mapped,
-        loading => loading,
-    };
+    let mut loading = options.loading;
     if loading == Loading::Moved {
-        parts::say_moved(&mut parts);
+        let moves = may_move(machine, process, parts::mapped_bytes(&parts), moved);
+        parts::say_moved(&mut parts, moves);
+        loading = if moves { Loading::Moved } else { Loading::Mapped };
     }
     let reread_bytes_per_token = reread(shapes, &parts);
     let (options, machine) = (options.clone(), machine.clone());
@@ -262,6 +261,7 @@ impl Plan {
             context_tokens: Some(self.context_tokens),
             sequences: Some(self.options.sequences),
             loading: self.loading,
+            promised_bytes: self.process_bytes(),
             ..LoadOptions::default()
         }
     }

@@ -209,12 +209,7 @@ fn each_pass(shapes: &Shapes, bytes: impl Fn(&PassShapes) -> u64) -> u64 {
 
 /// What comes on top of the other parts.
 fn finish(parts: &mut Vec<Part>) {
-    let sum = |place: fn(&Place) -> bool| {
-        let chosen = parts.iter().filter(|part| place(&part.place));
-        chosen.fold(0u64, |sum, part| sum.saturating_add(part.bytes))
-    };
-    let mapped = sum(|place| *place != Place::Process);
-    let own = sum(|place| *place == Place::Process);
+    let (mapped, own) = (mapped_bytes(parts), super::process_bytes(parts));
     let mut push = |kind, bytes, reason: &str| {
         parts.push(Part { kind, bytes, place: Place::Process, reason: reason.to_owned() });
     };
@@ -270,11 +265,16 @@ pub(super) fn mapped_bytes(parts: &[Part]) -> u64 {
     mapped.fold(0, |sum, part| sum.saturating_add(part.bytes))
 }
 
-/// Says of the parts that are going to move that they are. They stay mapped as far as the plan goes: they begin so, they can
-/// stay so, and their bytes in memory are as many before and after.
-pub(super) fn say_moved(parts: &mut [Part]) {
+/// Says of the parts that could move whether they are going to. They stay mapped as far as the plan goes: they begin so,
+/// they can stay so, and their bytes in memory are as many before and after.
+pub(super) fn say_moved(parts: &mut [Part], moved: bool) {
+    let how = if moved {
+        "mapped, then moved to huge pages in the background"
+    } else {
+        "mapped, with no memory left to move it to huge pages"
+    };
     for part in parts.iter_mut().filter(|part| MOVED.contains(&part.kind)) {
-        part.reason = part.reason.replacen("mapped", "mapped, then moved to huge pages in the background", 1);
+        part.reason = part.reason.replacen("mapped", how, 1);
     }
 }
 

@@ -32,8 +32,8 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 impl Weights {
     /// Copies mapped matrices into huge pages, in the order of the specification, but no n-gram tables, and gives up
     /// their mapped pages. Passes may go on meanwhile, and see the same bytes throughout. `go_on` hears after each piece of
-    /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; matrices before the one at hand stay moved, and
-    /// another call goes on with the rest. Answers with the bytes of matrices that this call moved.
+    /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; matrices before the one at hand stay moved,
+    /// and another call goes on with the rest. Answers with the bytes of matrices that this call moved.
     ///
     /// # Errors
     /// [`LoadError::Arena`] where there are no addresses or no memory, [`LoadError::Read`] where the file was cut or its disk
@@ -86,6 +86,7 @@ impl Weights {
 /// longer than [`STALL_TIMEOUT`].
 pub(crate) struct Mover {
     weights: Arc<Weights>,
+    promised_bytes: u64,
     shared: Arc<Shared>,
     thread: Option<Running>,
 }
@@ -103,9 +104,9 @@ struct Running {
 }
 
 impl Mover {
-    /// One that has not begun.
-    pub fn new(weights: Arc<Weights>) -> Mover {
-        Mover { weights, shared: Arc::default(), thread: None }
+    /// One that has not begun, and leaves what is not touched yet of `promised_bytes` of this process.
+    pub fn new(weights: Arc<Weights>, promised_bytes: u64) -> Mover {
+        Mover { weights, promised_bytes, shared: Arc::default(), thread: None }
     }
 
     /// Begins, the first time. Where the system gives no thread, weights stay where they are.
@@ -113,12 +114,12 @@ impl Mover {
         if self.thread.is_some() || self.shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        let (weights, shared) = (self.weights.clone(), self.shared.clone());
+        let (weights, shared, promised) = (self.weights.clone(), self.shared.clone(), self.promised_bytes);
         let (until_ended, ended) = mpsc::channel();
         let started = thread::Builder::new().name("weights".into()).spawn(move || {
             let _until_ended = until_ended;
             sys::priority::step_back();
-            work(&weights, &shared, &|| sys::memory::available().bytes)
+            work(&weights, &shared, &|copied| left_bytes(promised, copied))
         });
         match started {
             Ok(handle) => self.thread = Some(Running { handle, ended }),
@@ -139,7 +140,7 @@ impl Mover {
             let before = copied();
             match running.ended.recv_timeout(STALL_TIMEOUT) {
                 Err(RecvTimeoutError::Timeout) if copied() > before => {}
-                // It may hang in a read of a file that a network holds: nobody waits for that but the drop.
+                // It may hang in a read of a file that a network holds: nobody waits for that.
                 Err(RecvTimeoutError::Timeout) => {
                     self.thread = Some(running);
                     return Ok(copied());
@@ -167,8 +168,16 @@ impl Drop for Mover {
     }
 }
 
+/// What is available and promised to nobody: of `promised` bytes of this process those that it has not touched yet look
+/// available. `copied` bytes of what it has are copies.
+fn left_bytes(promised: u64, copied: u64) -> u64 {
+    let anonymous = sys::memory::resident().map_or(0, |resident| resident.anonymous);
+    let untouched = promised.saturating_sub(anonymous.saturating_sub(copied));
+    sys::memory::available().bytes.saturating_sub(untouched)
+}
+
 /// Moves until it is told to stop, or until memory gets short: the plan's figure is of the start, and others take memory too.
-fn work(weights: &Weights, shared: &Shared, available_bytes: &dyn Fn() -> u64) -> Result<u64, LoadError> {
+fn work(weights: &Weights, shared: &Shared, left_bytes: &dyn Fn(u64) -> u64) -> Result<u64, LoadError> {
     let mut ask_at = 0;
     let mut go_on = |copied: u64| {
         shared.copied_bytes.store(copied, Ordering::Relaxed);
@@ -179,7 +188,7 @@ fn work(weights: &Weights, shared: &Shared, available_bytes: &dyn Fn() -> u64) -
             return true;
         }
         ask_at = copied + ASK_EVERY_BYTES;
-        available_bytes() >= MOVE_MARGIN_BYTES_MIN
+        left_bytes(copied) >= MOVE_MARGIN_BYTES_MIN
     };
     match go_on(0) {
         true => weights.move_matrices(&mut go_on),
@@ -210,39 +219,50 @@ mod tests {
     fn who_is_told_to_stop_moves_no_more() {
         let (weights, shared) = (weights(), Shared::default());
         let all = all_bytes(&weights);
-        let stop_at_second = || {
+        let stop_at_second = |_| {
             shared.stop.store(true, Ordering::Relaxed);
             u64::MAX
         };
         // Told while the memory is asked for, before the first piece: that one is the last, and incomplete or alone.
         let moved = work(&weights, &shared, &stop_at_second).unwrap();
         assert!(moved == 0 && shared.copied_bytes.load(Ordering::Relaxed) < all, "{moved} of {all}");
-        assert_eq!(work(&weights, &shared, &|| u64::MAX).unwrap(), 0);
+        assert_eq!(work(&weights, &shared, &|_| u64::MAX).unwrap(), 0);
         assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
         shared.stop.store(false, Ordering::Relaxed);
-        assert_eq!(work(&weights, &shared, &|| u64::MAX).unwrap(), all);
+        assert_eq!(work(&weights, &shared, &|_| u64::MAX).unwrap(), all);
         assert!(weights.movable().all(|(_, _, moved)| moved.get().is_some()));
     }
 
     #[test]
     fn nothing_moves_where_memory_is_short() {
         let (weights, shared) = (weights(), Shared::default());
-        assert_eq!(work(&weights, &shared, &|| MOVE_MARGIN_BYTES_MIN - 1).unwrap(), 0);
+        assert_eq!(work(&weights, &shared, &|_| MOVE_MARGIN_BYTES_MIN - 1).unwrap(), 0);
         assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
-        assert!(work(&weights, &shared, &|| MOVE_MARGIN_BYTES_MIN).unwrap() > 0);
+        assert!(work(&weights, &shared, &|_| MOVE_MARGIN_BYTES_MIN).unwrap() > 0);
+    }
+
+    /// Cells that a plan promised and nobody touched yet were given away to copies of weights.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_promised_and_not_touched_is_left() {
+        let all = left_bytes(0, 0);
+        assert!(all > 0 && left_bytes(u64::MAX, 0) == 0);
+        // Copies are no touched part of what was promised.
+        let anonymous = sys::memory::resident().unwrap().anonymous;
+        assert!(left_bytes(anonymous + (1 << 20), 0) > left_bytes(anonymous + (1 << 30), 1 << 30));
     }
 
     #[test]
     fn a_mover_settles_once_and_ends_when_dropped() {
         let weights = Arc::new(weights());
-        let mut mover = Mover::new(weights.clone());
+        let mut mover = Mover::new(weights.clone(), 0);
         // A machine that has less than the margin left moves nothing; this may be one.
         let moved = mover.settle().unwrap();
         assert!(moved == 0 || moved == all_bytes(&weights), "{moved}");
         mover.begin();
         assert!(mover.thread.is_none());
         drop(mover);
-        let mut begun = Mover::new(weights.clone());
+        let mut begun = Mover::new(weights.clone(), 0);
         begun.begin();
         drop(begun);
         // The thread is gone, and its hold on the weights with it.

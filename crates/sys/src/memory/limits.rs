@@ -101,13 +101,24 @@ pub fn resident() -> Option<Resident> {
     })
 }
 
-/// Bytes of anonymous memory that may still be mapped for huge pages: the addresses that a limit on them (`ulimit -v`)
-/// leaves, `u64::MAX` without one, and 0 where the system gives no huge pages to who asks for them.
+/// Bytes of anonymous memory that may still be mapped for huge pages: what limits on addresses (`ulimit -v`), on data
+/// (`ulimit -d`) and on promises (without overcommitting) leave, `u64::MAX` without one, and 0 where the system gives no huge
+/// pages to who asks for them.
 pub fn huge_page_room() -> u64 {
-    match huge_pages_on(Path::new("/")) {
-        true => address_room(),
+    let root = Path::new("/");
+    match huge_pages_on(root) {
+        true => limit_room().min(commit_room(root)),
         false => 0,
     }
+}
+
+/// What the system may still promise where it promises no more than it has (`vm.overcommit_memory` is 2).
+fn commit_room(root: &Path) -> u64 {
+    if cgroup::number(&root.join("proc/sys/vm/overcommit_memory")) != Some(2) {
+        return u64::MAX;
+    }
+    let field = |name| kib_field(&root.join("proc/meminfo"), name).unwrap_or(0);
+    field("CommitLimit:").saturating_sub(field("Committed_AS:"))
 }
 
 /// Whether memory may lie in huge pages if its owner asks for it, on the machine whose files lie under `root`.
@@ -117,19 +128,23 @@ fn huge_pages_on(root: &Path) -> bool {
     setting.is_some_and(|setting| setting.contains("[always]") || setting.contains("[madvise]"))
 }
 
+/// What this process's own limits leave.
 #[cfg(unix)]
-fn address_room() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes into `limit`, which lives through the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return u64::MAX;
-    }
-    let taken = kib_field(Path::new("/proc/self/status"), "VmSize:").unwrap_or(0);
-    limit.rlim_cur.saturating_sub(taken)
+fn limit_room() -> u64 {
+    let room = |resource, taken: &str| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes into `limit`, which lives through the call.
+        let got = unsafe { libc::getrlimit(resource, &mut limit) };
+        if got != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+            return u64::MAX;
+        }
+        limit.rlim_cur.saturating_sub(kib_field(Path::new("/proc/self/status"), taken).unwrap_or(0))
+    };
+    room(libc::RLIMIT_AS, "VmSize:").min(room(libc::RLIMIT_DATA, "VmData:"))
 }
 
 #[cfg(not(unix))]
-fn address_room() -> u64 {
+fn limit_room() -> u64 {
     u64::MAX
 }
 
@@ -257,6 +272,17 @@ mod tests {
         };
         assert!(on(Some("[always] madvise never\n")) && on(Some("always [madvise] never\n")));
         assert!(!on(Some("always madvise [never]\n")) && !on(None));
+    }
+
+    /// Where nothing is promised beyond what there is, a copy of the weights would take what the cells were promised.
+    #[test]
+    fn promises_are_limited_where_the_system_does_not_overcommit() {
+        let room = |mode: &str| {
+            let memory = "CommitLimit:    5000 kB\nCommitted_AS:    2000 kB\n";
+            let files = [("proc/sys/vm/overcommit_memory", mode), ("proc/meminfo", memory)];
+            commit_room(machine(&files).path())
+        };
+        assert_eq!((room("2\n"), room("0\n"), room("1\n")), (3000 * 1024, u64::MAX, u64::MAX));
     }
 
     /// Version 2 limits swap apart from memory, and no swap at all takes no memory away. A pool of huge pages is taken
