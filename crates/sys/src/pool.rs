@@ -8,8 +8,11 @@
 //! - The caller writes the job while the gate is shut and empty, then opens it under a new call number. It works on
 //!   the items itself; when none are left it shuts the gate and waits for those inside to leave. A worker that was
 //!   slow to wake never entered and is not waited for, so an overloaded machine costs speed and nothing else.
-//! - A worker enters by counting itself in while the gate is open for a call it has not yet served, takes items from
-//!   a shared counter until none are left, and counts itself out. The job is not touched after that.
+//! - A worker enters by counting itself in while the gate is open for a call it has not yet served, takes items until
+//!   none are left, and counts itself out. The job is not touched after that.
+//! - The items of a call are cut into one *run* of neighbours for each thread, see [`Pool::runs`]. A thread takes its own
+//!   run's items in ascending order, so that what it reads goes on where it left off; then, one by one, the last item of
+//!   the longest run of another thread, so that one that is late or slow holds up nobody for longer than an item takes.
 //! - Waiting, on both sides, is a spin of at most [`SPIN_MAX`], then sleep on a condition variable.
 //!
 //! Sleeping workers are not missed: a worker counts itself among the sleepers and then looks at the gate; the caller
@@ -103,8 +106,15 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `f(item)` exactly once for each item, on any thread, and returns when all are done. Items are handed out
-    /// in ascending order. One item, or a pool of one thread, runs on the calling thread with no synchronisation.
+    /// Where each thread's run of `items` items begins, the calling thread's first: the items that it takes in ascending
+    /// order, unless others are done with theirs before. Runs lie one after another and differ in length by one at most.
+    pub fn runs(&self, items: usize) -> impl Iterator<Item = usize> + use<> {
+        let threads = self.threads();
+        (0..threads).map(move |thread| run_start(items, threads, thread))
+    }
+
+    /// Calls `f(item)` exactly once for each item, on any thread, and returns when all are done; see [`Pool::runs`] for
+    /// their order. One item, or a pool of one thread, runs on the calling thread with no synchronisation.
     ///
     /// # Panics
     /// When `f` panics: items not yet handed out stay untouched, and the first panic goes on in the caller once no
@@ -140,6 +150,7 @@ impl Pool {
 
     /// Calls `f(thread, item)` once for each item below `items`, thread 0 being the caller.
     fn run<F: Fn(usize, usize) + Sync>(&self, items: usize, f: &F) {
+        assert!(u32::try_from(items).is_ok(), "{items} items");
         if items <= 1 || self.workers.is_empty() || !self.shared.begin() {
             for item in 0..items {
                 f(0, item);
@@ -191,6 +202,21 @@ unsafe fn call_as<F: Fn(usize, usize)>(f: *const (), thread: usize, item: usize)
     unsafe { (*f.cast::<F>())(thread, item) }
 }
 
+/// The first item of a thread's run.
+fn run_start(items: usize, threads: usize, thread: usize) -> usize {
+    items / threads * thread + (items % threads).min(thread)
+}
+
+/// What is left of a run: the first item in the upper half, the end in the lower.
+fn run_of(first: usize, end: usize) -> u64 {
+    (first as u64) << 32 | end as u64
+}
+
+/// The first item and the end.
+fn bounds_of(run: u64) -> (usize, usize) {
+    ((run >> 32) as usize, (run & u64::from(u32::MAX)) as usize)
+}
+
 /// Gate: workers inside.
 const INSIDE: u64 = 0xffff;
 /// Gate: workers may enter.
@@ -216,8 +242,8 @@ struct Apart<T>(T);
 #[derive(Debug)]
 struct Shared {
     gate: Apart<AtomicU64>,
-    /// The next item to hand out.
-    next: Apart<AtomicUsize>,
+    /// What is left of each thread's run; see [`run_of`].
+    runs: Vec<Apart<AtomicU64>>,
     /// Workers that sleep and are not yet told to wake; changed under the lock of `wakeups`.
     sleepers: Apart<AtomicUsize>,
     workers: usize,
@@ -249,7 +275,7 @@ impl Shared {
     fn new(workers: usize) -> Shared {
         Shared {
             gate: Apart(AtomicU64::new(0)),
-            next: Apart(AtomicUsize::new(0)),
+            runs: (0..=workers).map(|_| Apart(AtomicU64::new(0))).collect(),
             sleepers: Apart(AtomicUsize::new(0)),
             workers,
             taken: AtomicBool::new(false),
@@ -275,9 +301,13 @@ impl Shared {
             // SAFETY: `begin` made this call the only one, and no worker is inside or may enter.
             unsafe { *cell = Some(job) };
         });
-        self.next.0.store(0, Ordering::Relaxed);
+        let threads = self.runs.len();
+        for (thread, run) in self.runs.iter().enumerate() {
+            let start = |thread| run_start(job.items, threads, thread);
+            run.0.store(run_of(start(thread), start(thread + 1)), Ordering::Relaxed);
+        }
         let call = (call_number(shut) + 1) & u64::from(u32::MAX);
-        // Release: who enters sees the job and the counter. A plain store, as nobody else writes a shut, empty gate.
+        // Release: who enters sees the job and the runs. A plain store, as nobody else writes a shut, empty gate.
         self.gate.0.store(call << CALL_SHIFT | OPEN, Ordering::Release);
         fence(Ordering::SeqCst);
         self.wake(job.items - 1);
@@ -333,17 +363,13 @@ impl Shared {
     /// Takes items until none are left.
     fn work(&self, job: Job, thread: usize) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let item = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if item >= job.items {
-                    return;
-                }
+            while let Some(item) = self.take(thread) {
                 // SAFETY: the closure lives until the call returns, which waits for this thread to be done.
                 unsafe { (job.call)(job.f, thread, item) };
             }
         }));
         if let Err(panic) = outcome {
-            self.next.0.store(job.items, Ordering::Relaxed);
+            self.runs.iter().for_each(|run| run.0.store(0, Ordering::Relaxed));
             let mut first = sync::lock(&self.panic);
             match *first {
                 None => *first = Some(panic),
@@ -352,6 +378,30 @@ impl Shared {
             }
             drop(first);
             self.gate.0.fetch_or(PANICKED, Ordering::AcqRel);
+        }
+    }
+
+    /// The next item of the thread's own run; when that is at its end, the last of the longest one left.
+    fn take(&self, thread: usize) -> Option<usize> {
+        let own = self.runs[thread].0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |run| {
+            let (first, end) = bounds_of(run);
+            (first < end).then(|| run_of(first + 1, end))
+        });
+        if let Ok(run) = own {
+            return Some(bounds_of(run).0);
+        }
+        loop {
+            let left = |run: u64| bounds_of(run).1 - bounds_of(run).0;
+            let runs = self.runs.iter().map(|run| (run, run.0.load(Ordering::Relaxed)));
+            let (run, seen) = runs.max_by_key(|&(_, seen)| left(seen)).expect("a run for each thread");
+            if left(seen) == 0 {
+                return None;
+            }
+            let (first, end) = bounds_of(seen);
+            let taken = run_of(first, end - 1);
+            if run.0.compare_exchange(seen, taken, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return Some(end - 1);
+            }
         }
     }
 

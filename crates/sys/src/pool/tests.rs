@@ -23,18 +23,32 @@ fn every_item_is_done_exactly_once() {
 }
 
 #[test]
-fn items_are_handed_out_in_ascending_order() {
+fn a_thread_takes_its_own_run_in_ascending_order_and_then_the_ends_of_others() {
     let pool = Pool::new(4).unwrap();
-    let clock = AtomicUsize::new(0);
-    let mut scratch = vec![Vec::new(); 4];
-    let mut items: Vec<usize> = (0..500).collect();
-    pool.for_each_with(&mut scratch, &mut items, |taken, item| {
-        clock.fetch_add(1, Ordering::Relaxed);
-        taken.push(*item);
-    });
-    assert_eq!(clock.into_inner(), 500);
-    assert!(scratch.iter().all(|taken| taken.is_sorted()));
-    assert_eq!(scratch.iter().map(Vec::len).sum::<usize>(), 500);
+    for count in [2, 3, 7, 502] {
+        let mut scratch = vec![Vec::new(); 4];
+        let mut items: Vec<usize> = (0..count).collect();
+        pool.for_each_with(&mut scratch, &mut items, |taken, item| {
+            taken.push(*item);
+            spin_for(Duration::from_micros(2));
+        });
+        let starts: Vec<usize> = pool.runs(count).chain([count]).collect();
+        assert!(starts[0] == 0 && starts.is_sorted(), "{starts:?}");
+        assert!(starts.windows(2).all(|run| (count / 4..=count / 4 + 1).contains(&(run[1] - run[0]))));
+        for (taken, run) in scratch.iter().zip(starts.windows(2)) {
+            let own = taken.iter().take_while(|&&item| (run[0]..run[1]).contains(&item)).count();
+            assert!((run[0]..).zip(taken).take(own).all(|(wanted, &item)| item == wanted), "{taken:?}");
+            // Of another's run the last items come first.
+            for other in starts.windows(2).filter(|other| *other != run) {
+                let stolen = taken[own..].iter().filter(|item| (other[0]..other[1]).contains(item));
+                assert!(stolen.is_sorted_by(|a, b| a > b), "{taken:?}");
+            }
+            assert!(taken[own..].iter().all(|item| !(run[0]..run[1]).contains(item)), "{taken:?}");
+        }
+        let mut all: Vec<usize> = scratch.concat();
+        all.sort_unstable();
+        assert_eq!(all, items);
+    }
 }
 
 #[test]
@@ -117,7 +131,7 @@ fn a_panic_reaches_the_caller_after_all_stopped_and_the_pool_goes_on() {
         let message = outcome.unwrap_err().downcast::<String>().unwrap();
         assert_eq!(*message, format!("item {bad} is bad"));
         assert_eq!(inside.into_inner(), 0);
-        assert!(items.iter().all(|&(number, calls)| calls == 1 || calls == 0 && number > bad));
+        assert!(items.iter().all(|&(_, calls)| calls <= 1) && items[bad].1 == 1);
         let mut after = vec![0; 100];
         pool.for_each(&mut after, |item| *item += 1);
         assert_eq!(after, vec![1; 100]);
