@@ -13,6 +13,7 @@
 //! No threads here, no allocation on the hot path, no knowledge of models.
 
 pub mod attention;
+pub mod interleave;
 pub mod isa;
 pub mod math;
 mod peak;
@@ -26,6 +27,7 @@ pub mod tile;
 mod vector;
 
 pub use attention::{Attended, Cells, Partition, Queries, Seen};
+pub use interleave::{INTERLEAVED_ROWS, Layout, can_interleave, interleave};
 pub use isa::Isa;
 pub use quant::{CHAIN_VALUES, GROUP_VALUES};
 pub use table::{Int8Rows, Int8RowsMut, Kernels, WeightRows};

@@ -3,14 +3,17 @@
 //! A [`Kernels`] holds one function per operation, and per tensor type where that matters, for one instruction set. It is
 //! made at start; nothing decides again in a loop. Its methods check lengths and call.
 
+use std::borrow::Cow;
+
 use gguf::TensorType;
 
 use crate::attention::{Attended, Cells, Partition, Queries};
+use crate::interleave::{INTERLEAVED_ROWS, Layout, can_interleave, copy_row};
 use crate::isa::Isa;
 use crate::tile::Tile;
 use crate::{GROUP_VALUES, quant, scalar};
 
-/// Consecutive rows of a weight matrix, as they lie in the file.
+/// Consecutive rows of a weight matrix.
 #[derive(Clone, Copy)]
 pub struct WeightRows<'a> {
     /// Element type.
@@ -20,11 +23,29 @@ pub struct WeightRows<'a> {
     /// Whole rows, `row_bytes` each.
     pub bytes: &'a [u8],
     row_bytes: usize,
+    layout: Layout,
+    continued: Option<Continued<'a>>,
+}
+
+/// What a thread read before some rows and reads after them.
+#[derive(Clone, Copy)]
+struct Continued<'a> {
+    /// Whether the first rows have been asked for.
+    asked: bool,
+    next: &'a [u8],
 }
 
 impl<'a> WeightRows<'a> {
-    /// Rows of `k` values of type `dtype`; `bytes` holds whole rows.
+    /// Rows of `k` values of type `dtype` as they lie in a file; `bytes` holds whole rows.
     pub fn new(dtype: TensorType, k: usize, bytes: &'a [u8]) -> WeightRows<'a> {
+        WeightRows::laid_out(dtype, k, bytes, Layout::Rows)
+    }
+
+    /// [`WeightRows::new`] of rows in some layout.
+    ///
+    /// # Panics
+    /// When `bytes` are not whole rows, or not rows that can be laid out so ([`can_interleave`]).
+    pub fn laid_out(dtype: TensorType, k: usize, bytes: &'a [u8], layout: Layout) -> WeightRows<'a> {
         let row_bytes =
             dtype.row_bytes(k).unwrap_or_else(|| panic!("rows of {k} values of type {}", dtype.name()));
         assert!(
@@ -32,7 +53,31 @@ impl<'a> WeightRows<'a> {
             "{} bytes in rows of {row_bytes}",
             bytes.len()
         );
-        WeightRows { dtype, k, bytes, row_bytes }
+        assert!(layout == Layout::Rows || can_interleave(dtype, bytes.len() / row_bytes));
+        WeightRows { dtype, k, bytes, row_bytes, layout, continued: None }
+    }
+
+    /// The same rows, knowing what the thread that multiplies them does around that: it asks the memory for the first bytes of
+    /// `next` before it is done, as those are what it reads then; and it need not ask for the first of these rows if `asked`, as
+    /// they were the `next` of the rows before. The results are the same bits.
+    pub fn continued(self, asked: bool, next: &'a [u8]) -> WeightRows<'a> {
+        WeightRows { continued: Some(Continued { asked, next }), ..self }
+    }
+
+    /// Whether the first rows have been asked for.
+    pub(crate) fn asked(&self) -> bool {
+        self.continued.is_some_and(|continued| continued.asked)
+    }
+
+    /// Where the bytes lie that are read when those from row `row` on of these were, `row` being beyond the last by a few:
+    /// what to ask for.
+    #[inline(always)]
+    pub(crate) fn later(&self, row: usize) -> Option<*const u8> {
+        if row < self.rows() {
+            return Some(self.bytes[row * self.row_bytes..].as_ptr());
+        }
+        let next = self.continued?.next;
+        Some(next.get((row - self.rows()) * self.row_bytes..)?.as_ptr())
     }
 
     /// Number of rows.
@@ -45,14 +90,39 @@ impl<'a> WeightRows<'a> {
         self.row_bytes
     }
 
-    /// Row `row`.
-    pub fn row(&self, row: usize) -> &'a [u8] {
+    /// How they lie.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Row `row` of rows that lie one after another.
+    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
+        assert_eq!(self.layout, Layout::Rows);
         &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 
-    /// Rows `first..first + count`.
+    /// Row `row` as it lies in the file.
+    pub fn row_of_file(&self, row: usize) -> Cow<'a, [u8]> {
+        match self.layout {
+            Layout::Rows => Cow::Borrowed(self.row(row)),
+            Layout::Interleaved => {
+                let mut bytes = vec![0; self.row_bytes];
+                let sixteen = self.slice(row / INTERLEAVED_ROWS * INTERLEAVED_ROWS, INTERLEAVED_ROWS).bytes;
+                copy_row(self.dtype, sixteen, row % INTERLEAVED_ROWS, &mut bytes);
+                Cow::Owned(bytes)
+            }
+        }
+    }
+
+    /// Rows `first..first + count`. Interleaved ones begin and end with whole sixteens.
     pub fn slice(&self, first: usize, count: usize) -> WeightRows<'a> {
-        WeightRows { bytes: &self.bytes[first * self.row_bytes..][..count * self.row_bytes], ..*self }
+        let whole = first.is_multiple_of(INTERLEAVED_ROWS) && count.is_multiple_of(INTERLEAVED_ROWS);
+        assert!(self.layout == Layout::Rows || whole, "rows {first} and {count} more of interleaved ones");
+        WeightRows {
+            bytes: &self.bytes[first * self.row_bytes..][..count * self.row_bytes],
+            continued: None,
+            ..*self
+        }
     }
 }
 

@@ -30,9 +30,10 @@ pub fn matmul_int8(weights: &WeightRows<'_>, x: &Int8Rows<'_>, rows: &[u32], out
     assert_eq!(weights.rows(), out.columns());
     assert!(!matches!(weights.dtype, TensorType::F32 | TensorType::F16 | TensorType::BF16));
     for c in 0..out.columns() {
+        let bytes = weights.row_of_file(c);
         for (r, &row) in rows.iter().enumerate() {
             let (q, d) = x.row(row as usize);
-            out.row(r)[c] = quant::dot_row(weights.dtype, weights.row(c), &quant::ActRow { q, d });
+            out.row(r)[c] = quant::dot_row(weights.dtype, &bytes, &quant::ActRow { q, d });
         }
     }
 }

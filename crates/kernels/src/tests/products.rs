@@ -4,7 +4,7 @@ use gguf::TensorType;
 
 use super::{Random, assert_same, for_each_isa, scalar};
 use crate::quant::{FORMATS, group};
-use crate::{Int8Rows, Int8RowsMut, Kernels, Tile, WeightRows};
+use crate::{Int8Rows, Int8RowsMut, Kernels, Layout, Tile, WeightRows, can_interleave, interleave};
 
 /// Activation rows in int8 with room of their own.
 struct Activations {
@@ -44,6 +44,62 @@ fn check_int8(dtype: TensorType, k: usize, bytes: &[u8], x: &Activations, rows: 
         let case = format!("{} {}, k {k}, {shape}, {case}", kernels.isa(), dtype.name());
         assert_same(&int8_product(kernels, &weights, x, rows), &wanted, &case);
     });
+    check_interleaved(dtype, k, bytes, x, rows, &wanted);
+}
+
+/// The products of as many of these rows as can lie side by side: the same bits, whatever is asked of the memory.
+fn check_interleaved(
+    dtype: TensorType,
+    k: usize,
+    bytes: &[u8],
+    x: &Activations,
+    rows: &[u32],
+    wanted: &[f32],
+) {
+    let row_bytes = dtype.row_bytes(k).unwrap();
+    let (all, columns) = (bytes.len() / row_bytes, bytes.len() / row_bytes / 16 * 16);
+    if columns == 0 || !can_interleave(dtype, columns) {
+        return;
+    }
+    let in_rows = &bytes[..columns * row_bytes];
+    let mut side_by_side = vec![0; in_rows.len()];
+    interleave(dtype, row_bytes, in_rows, &mut side_by_side);
+    let wanted: Vec<f32> = wanted.chunks(all).flat_map(|row| &row[..columns]).copied().collect();
+    let weights = WeightRows::laid_out(dtype, k, &side_by_side, Layout::Interleaved);
+    let nexts: [&[u8]; 3] = [&[], bytes, &bytes[..1]];
+    let weights = [weights, weights.continued(false, nexts[0]), weights.continued(true, nexts[1])];
+    for_each_isa(|kernels| {
+        for weights in weights.iter().chain([&weights[0].continued(true, nexts[2])]) {
+            let case =
+                format!("{} {} interleaved, k {k}, {columns} x {}", kernels.isa(), dtype.name(), rows.len());
+            assert_same(&int8_product(kernels, weights, x, rows), &wanted, &case);
+        }
+    });
+    assert_same(&int8_product(&scalar(), &weights[0], x, rows), &wanted, &"scalar, interleaved");
+}
+
+#[test]
+fn interleaved_rows_are_the_rows_that_were_interleaved() {
+    for &dtype in FORMATS.iter().filter(|&&dtype| can_interleave(dtype, 32)) {
+        let (k, random) = (3 * dtype.block_values(), &mut Random(dtype as u64));
+        let row_bytes = dtype.row_bytes(k).unwrap();
+        let bytes = random.bytes(32 * row_bytes);
+        let mut out = vec![0; bytes.len()];
+        interleave(dtype, row_bytes, &bytes, &mut out);
+        assert_ne!(out, bytes);
+        let rows = WeightRows::laid_out(dtype, k, &out, Layout::Interleaved);
+        let back: Vec<u8> = (0..32).flat_map(|row| rows.row_of_file(row).into_owned()).collect();
+        assert_eq!(back, bytes, "{}", dtype.name());
+        let second = WeightRows::new(dtype, k, &bytes).slice(16, 16);
+        assert_eq!(rows.slice(16, 16).row_of_file(3), second.row_of_file(3));
+    }
+    assert!(!can_interleave(TensorType::Q4_K, 24) && !can_interleave(TensorType::F16, 16));
+}
+
+#[test]
+#[should_panic = "rows 8 and 16 more of interleaved ones"]
+fn interleaved_rows_are_not_cut_within_sixteen() {
+    WeightRows::laid_out(TensorType::Q8_0, 32, &[0; 32 * 34], Layout::Interleaved).slice(8, 16);
 }
 
 /// Row lengths of a type: whole blocks only, short ones and those of real models.

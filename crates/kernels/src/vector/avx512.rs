@@ -41,7 +41,7 @@ impl Dots for Avx512 {
 
 impl Words for Avx512 {
     operations! {
-        fn near_words(self, rows: &Rows<'_>, at: usize) -> [__m512i; 4] {
+        fn transposed_words(self, rows: &Rows<'_>, at: usize) -> [__m512i; 4] {
             let mut x = [_mm512_setzero_si512(); 4];
             for i in 0..4 {
                 // Rows i, 4 + i, 8 + i, 12 + i. By halves: where registers of 512 bits are loaded in two steps, an insertion

@@ -65,7 +65,7 @@ impl Words for Neon {
     }
 
     operations! {
-        fn near_words(self, rows: &Rows<'_>, at: usize) -> [B; 4] {
+        fn transposed_words(self, rows: &Rows<'_>, at: usize) -> [B; 4] {
             let mut out = [[vdupq_n_u8(0); 4]; 4];
             for q in 0..4 {
                 let mut block = [vdupq_n_s32(0); 4];

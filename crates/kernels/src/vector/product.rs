@@ -8,8 +8,11 @@ use super::few_rows::{self, FEW_ROWS, add_chain};
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, offset};
 use super::packed::Packed;
 use super::simd::Simd;
-use super::words::{Codes, GROUP_WORDS, Heads, OCTET, Rows, Sink, Unpack, Words, block_of};
+use super::words::{
+    AHEAD, Codes, GROUP_WORDS, Heads, InRows, Lie, OCTET, SideBySide, Sink, Unpack, Words, block_of,
+};
 use crate::GROUP_VALUES;
+use crate::interleave::Layout;
 use crate::table::{Int8Rows, WeightRows};
 use crate::tile::Tile;
 
@@ -23,11 +26,9 @@ pub(super) fn matmul<S: Words, Q: Unpack>(
     out: &mut Tile<'_>,
 ) {
     let &[row] = rows else { return matmul_rows::<S, Q>(s, weights, x, rows, out) };
-    assert!(out.rows() == 1 && weights.rows() == out.columns() && weights.k == x.k);
-    prefetch_rows(s, weights);
-    let (mut heads, mut padded) = (Heads::zeroed(s), Vec::new());
-    for c in (0..out.columns()).step_by(LANES) {
-        Product::new(weights, x, c, &mut padded).one_row::<S, Q>(s, row, &mut heads, out);
+    match weights.layout() {
+        Layout::Rows => matmul_row::<S, Q, InRows>(s, weights, x, row, out),
+        Layout::Interleaved => matmul_row::<S, Q, SideBySide>(s, weights, x, row, out),
     }
 }
 
@@ -44,6 +45,23 @@ pub(super) fn matmul_by_row<S: Words, Q: Packed>(
         few_rows::matmul::<S, Q>(s, weights, x, rows, out);
     } else {
         matmul_rows::<S, Q>(s, weights, x, rows, out);
+    }
+}
+
+/// One activation row.
+#[inline(always)]
+fn matmul_row<S: Words, Q: Unpack, L: Lie>(
+    s: S,
+    weights: &WeightRows<'_>,
+    x: &Int8Rows<'_>,
+    row: u32,
+    out: &mut Tile<'_>,
+) {
+    assert!(out.rows() == 1 && weights.rows() == out.columns() && weights.k == x.k);
+    prefetch_rows(s, weights);
+    let (mut heads, mut padded) = (Heads::zeroed(s), Vec::new());
+    for c in (0..out.columns()).step_by(LANES) {
+        Product::new(weights, x, c, &mut padded).one_row::<S, Q, L>(s, row, &mut heads, out);
     }
 }
 
@@ -71,6 +89,9 @@ fn matmul_rows<S: Words, Q: Unpack>(
 /// sixteen are not: asking for both at the start made tiles slower.
 #[inline(always)]
 fn prefetch_rows<S: Simd>(s: S, weights: &WeightRows<'_>) {
+    if weights.asked() {
+        return;
+    }
     let bytes = weights.slice(0, LANES.min(weights.rows())).bytes;
     for line in (0..bytes.len()).step_by(64) {
         s.prefetch(bytes.as_ptr().wrapping_add(line));
@@ -81,11 +102,14 @@ fn prefetch_rows<S: Simd>(s: S, weights: &WeightRows<'_>) {
 struct Product<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
+    layout: Layout,
     x: &'a Int8Rows<'a>,
     /// First column of the tile.
     c: usize,
     /// Columns, at most sixteen.
     lanes: usize,
+    /// What is read sixteen times [`AHEAD`] rows later, if that is known.
+    later: Option<*const u8>,
 }
 
 /// Up to eight groups of an activation row.
@@ -120,7 +144,15 @@ impl<'a> Product<'a> {
             padded.resize(LANES * weights.row_bytes(), 0);
             bytes = padded;
         }
-        Product { bytes, row_bytes: weights.row_bytes(), x, c, lanes }
+        Product {
+            bytes,
+            row_bytes: weights.row_bytes(),
+            layout: weights.layout(),
+            x,
+            c,
+            lanes,
+            later: weights.later(c + AHEAD * LANES),
+        }
     }
 
     fn groups(&self) -> usize {
@@ -129,7 +161,7 @@ impl<'a> Product<'a> {
 
     /// One activation row: codes are multiplied as they are unpacked.
     #[inline(always)]
-    fn one_row<S: Words, Q: Unpack>(&self, s: S, row: u32, heads: &mut Heads<S>, out: &mut Tile<'_>) {
+    fn one_row<S: Words, Q: Unpack, L: Lie>(&self, s: S, row: u32, heads: &mut Heads<S>, out: &mut Tile<'_>) {
         let mut acc = s.splat(0.0);
         for first in (0..self.groups()).step_by(OCTET) {
             if first.is_multiple_of(CHAIN_GROUPS) {
@@ -138,7 +170,7 @@ impl<'a> Product<'a> {
             with_count!(Q, first, self.groups(), |count| {
                 let octet = self.octet(row, first, count);
                 let mut sink = OneRow::<S, Q> { octet, acc, format: PhantomData };
-                Q::unpack(s, &self.weights::<Q>(first, count), count, heads, &mut sink);
+                Q::unpack(s, &self.weights::<S, Q, L>(first, count), count, heads, &mut sink);
                 acc = sink.acc;
             });
             let next = first + OCTET;
@@ -156,7 +188,20 @@ impl<'a> Product<'a> {
             let groups = self.groups().min(chain + CHAIN_GROUPS);
             for (first, (heads, codes)) in (chain..groups).step_by(OCTET).zip(&mut panel.octets) {
                 with_count!(Q, first, groups, |count| {
-                    Q::unpack(s, &self.weights::<Q>(first, count), count, heads, codes);
+                    match self.layout {
+                        Layout::Rows => {
+                            Q::unpack(s, &self.weights::<S, Q, InRows>(first, count), count, heads, codes);
+                        }
+                        Layout::Interleaved => {
+                            Q::unpack(
+                                s,
+                                &self.weights::<S, Q, SideBySide>(first, count),
+                                count,
+                                heads,
+                                codes,
+                            );
+                        }
+                    }
                 });
             }
             // Batches of eight where there are registers for them, then of four, then single rows.
@@ -189,10 +234,10 @@ impl<'a> Product<'a> {
 
     /// The bytes of `count` groups from `first` on.
     #[inline(always)]
-    fn weights<Q: Shape>(&self, first: usize, count: usize) -> Rows<'a> {
+    fn weights<S: Words, Q: Shape, L: Lie>(&self, first: usize, count: usize) -> L::Source<'a, S> {
         let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
         let (at, len) = (first / block_groups * Q::BLOCK_BYTES, count / block_groups * Q::BLOCK_BYTES);
-        Rows::new(self.bytes, self.row_bytes, at, len)
+        L::source(self.bytes, self.row_bytes, at, len, self.later)
     }
 
     /// `count` groups of an activation row from `first` on.

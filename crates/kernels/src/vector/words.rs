@@ -20,7 +20,7 @@ use crate::quant::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K
 /// Words of four codes in a group.
 pub(super) const GROUP_WORDS: usize = GROUP_VALUES / 4;
 /// How many times sixteen rows ahead bytes are asked for.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 /// Groups that are unpacked at once: those of the largest blocks.
 pub(super) const OCTET: usize = 8;
 
@@ -30,13 +30,7 @@ pub(super) const OCTET: usize = 8;
 /// bits on AVX2, elsewhere in 32 bits. **Pairs** are two numbers of 16 bits per row.
 pub(super) trait Words: Products {
     /// Bytes `at .. at + 16` of each row, as four words.
-    fn near_words(self, rows: &Rows<'_>, at: usize) -> [Self::B; 4];
-    /// The same; asks for as many bytes of later rows.
-    #[inline(always)]
-    fn words(self, rows: &Rows<'_>, at: usize) -> [Self::B; 4] {
-        rows.ask(self, 16);
-        self.near_words(rows, at)
-    }
+    fn transposed_words(self, rows: &Rows<'_>, at: usize) -> [Self::B; 4];
     /// The high half of each word of a, then the low half of that of b.
     fn straddling(self, a: Self::B, b: Self::B) -> Self::B;
     /// Floats of the half-precision bits in the low half of each word.
@@ -147,52 +141,65 @@ impl<S: Words> Sink<S> for Codes<S> {
     fn end(&mut self, _s: S, _heads: &Heads<S>, _sum: (), _g: usize) {}
 }
 
-/// The bytes of up to eight groups of sixteen rows.
-pub(super) struct Rows<'a> {
-    /// Ends with the last row's groups.
-    bytes: &'a [u8],
-    row_bytes: usize,
-    /// Bytes of a row's groups.
-    len: usize,
-    /// The groups of rows 0, 4, 8 and 12, and three times the distance of rows: what addresses of all rows can be made of
-    /// without arithmetic, with few registers.
-    quarters: [*const u8; 4],
-    three_rows: usize,
-    /// What to ask for while these rows are read. Sixteen rows at a time are more streams than the processor foresees, and a
-    /// line that nobody asked for takes as long as dozens of others.
+/// How sixteen rows lie.
+pub(super) trait Lie {
+    /// Bytes of rows that lie so.
+    type Source<'a, S: Words>: Source<S>;
+    /// The `len` bytes from `at` on of each of sixteen rows of `row_bytes`. At `later` lies what is read some sixteen rows
+    /// later.
+    fn source<S: Words>(
+        rows: &[u8],
+        row_bytes: usize,
+        at: usize,
+        len: usize,
+        later: Option<*const u8>,
+    ) -> Self::Source<'_, S>;
+}
+
+/// One after another, as in the file.
+pub(super) struct InRows;
+
+/// As [`crate::interleave`] lays them.
+pub(super) struct SideBySide;
+
+/// Where up to eight groups of sixteen rows come from. Offsets are those of a row's bytes.
+pub(super) trait Source<S: Words> {
+    /// Bytes `at .. at + 16` of each row, as four words. Between the words of a block and `at` lie whole words.
+    fn near_words(&self, s: S, at: usize) -> [S::B; 4];
+    /// What is asked for while these rows are read.
+    fn ahead(&self) -> &Ahead;
+    /// The half-precision number in the two bytes from `at` on, with which a block begins; 14 more follow.
+    fn leading_float(&self, s: S, at: usize) -> S::F;
+    /// The half-precision number in the two bytes from `at` on, with which a block ends; 14 more lie before it.
+    fn trailing_float(&self, s: S, at: usize) -> S::F;
+    /// The word behind the leading float at `at`.
+    fn word_after_float(&self, s: S, at: usize) -> S::B;
+    /// All bytes of a row, where rows lie as in the file.
+    fn all_of_row(&self, lane: usize) -> &[u8];
+
+    /// [`Source::near_words`], asking for as many bytes of later rows.
+    #[inline(always)]
+    fn words(&self, s: S, at: usize) -> [S::B; 4] {
+        self.ahead().ask(s, 16);
+        self.near_words(s, at)
+    }
+}
+
+/// What to ask for while sixteen rows are read. That many at a time are more streams than the processor foresees, and a line
+/// that nobody asked for takes as long as dozens of others.
+pub(super) struct Ahead {
     later: *const u8,
+    /// Bytes of a row that are read.
+    len: usize,
     /// How many bytes of each later row have been asked for.
     asked: Cell<usize>,
 }
 
-impl<'a> Rows<'a> {
-    /// The `len` bytes from `at` on of each of the sixteen rows that `rows` holds.
+impl Ahead {
     #[inline(always)]
-    pub(super) fn new(rows: &'a [u8], row_bytes: usize, at: usize, len: usize) -> Rows<'a> {
-        let bytes = &rows[at..][..(LANES - 1) * row_bytes + len];
-        let first = bytes.as_ptr();
-        // Black boxes, for the compiler would rather keep sixteen addresses, most of them in memory.
-        let quarter = |q: usize| black_box(first.wrapping_add(4 * q * row_bytes));
-        Rows {
-            bytes,
-            row_bytes,
-            len,
-            quarters: [first, quarter(1), quarter(2), quarter(3)],
-            three_rows: black_box(3 * row_bytes),
-            later: black_box(rows.as_ptr().wrapping_add(LANES * (AHEAD * row_bytes + at))),
-            asked: Cell::new(0),
-        }
-    }
-
-    /// Where the N bytes from `at` on of row `4 q + i` begin.
-    #[inline(always)]
-    pub(super) fn row<const N: usize>(&self, q: usize, i: usize, at: usize) -> *const u8 {
-        assert!(at + N <= self.len);
-        let rows = match i {
-            3 => self.three_rows,
-            i => i * self.row_bytes,
-        };
-        self.quarters[q].wrapping_add(rows).wrapping_add(at)
+    fn new(at: usize, len: usize, later: Option<*const u8>) -> Ahead {
+        let asked = Cell::new(if later.is_none() { len } else { 0 });
+        Ahead { later: black_box(later.unwrap_or(std::ptr::null()).wrapping_add(LANES * at)), len, asked }
     }
 
     /// Asks for bytes of later rows, as many as are read of these, in the order of addresses.
@@ -205,10 +212,150 @@ impl<'a> Rows<'a> {
         }
         self.asked.set(until);
     }
+}
+
+/// Rows as they lie in the file.
+pub(super) struct Rows<'a> {
+    /// Ends with the last row's groups.
+    bytes: &'a [u8],
+    row_bytes: usize,
+    /// The groups of rows 0, 4, 8 and 12, and three times the distance of rows: what addresses of all rows can be made of
+    /// without arithmetic, with few registers.
+    quarters: [*const u8; 4],
+    three_rows: usize,
+    ahead: Ahead,
+}
+
+impl Rows<'_> {
+    /// Where the N bytes from `at` on of row `4 q + i` begin.
+    #[inline(always)]
+    pub(super) fn row<const N: usize>(&self, q: usize, i: usize, at: usize) -> *const u8 {
+        assert!(at + N <= self.ahead.len);
+        let rows = match i {
+            3 => self.three_rows,
+            i => i * self.row_bytes,
+        };
+        self.quarters[q].wrapping_add(rows).wrapping_add(at)
+    }
+}
+
+impl Lie for InRows {
+    type Source<'a, S: Words> = Rows<'a>;
 
     #[inline(always)]
-    fn all_of_row(&self, lane: usize) -> &'a [u8] {
-        &self.bytes[lane * self.row_bytes..][..self.len]
+    fn source<S: Words>(
+        rows: &[u8],
+        row_bytes: usize,
+        at: usize,
+        len: usize,
+        later: Option<*const u8>,
+    ) -> Rows<'_> {
+        let bytes = &rows[at..][..(LANES - 1) * row_bytes + len];
+        let first = bytes.as_ptr();
+        // Black boxes, for the compiler would rather keep sixteen addresses, most of them in memory.
+        let quarter = |q: usize| black_box(first.wrapping_add(4 * q * row_bytes));
+        Rows {
+            bytes,
+            row_bytes,
+            quarters: [first, quarter(1), quarter(2), quarter(3)],
+            three_rows: black_box(3 * row_bytes),
+            ahead: Ahead::new(at, len, later),
+        }
+    }
+}
+
+impl<S: Words> Source<S> for Rows<'_> {
+    #[inline(always)]
+    fn near_words(&self, s: S, at: usize) -> [S::B; 4] {
+        s.transposed_words(self, at)
+    }
+
+    #[inline(always)]
+    fn ahead(&self) -> &Ahead {
+        &self.ahead
+    }
+
+    #[inline(always)]
+    fn leading_float(&self, s: S, at: usize) -> S::F {
+        s.floats_of_low(self.near_words(s, at)[0])
+    }
+
+    #[inline(always)]
+    fn trailing_float(&self, s: S, at: usize) -> S::F {
+        s.floats_of_high(self.near_words(s, at - 14)[3])
+    }
+
+    #[inline(always)]
+    fn word_after_float(&self, s: S, at: usize) -> S::B {
+        let [first, second, ..] = self.near_words(s, at);
+        s.straddling(first, second)
+    }
+
+    #[inline(always)]
+    fn all_of_row(&self, lane: usize) -> &[u8] {
+        &self.bytes[lane * self.row_bytes..][..self.ahead.len]
+    }
+}
+
+/// Rows that [`crate::interleave`] has put side by side.
+pub(super) struct Interleaved<'a> {
+    /// Bytes from 16 times an offset on are those of all rows from the offset on, word by word and float by float.
+    bytes: &'a [u8],
+    ahead: Ahead,
+}
+
+impl<'a> Interleaved<'a> {
+    /// The N bytes at 16 times `at`.
+    #[inline(always)]
+    fn side_by_side<const N: usize>(&self, at: usize) -> &'a [u8; N] {
+        self.bytes[LANES * at..].first_chunk().expect("as many bytes as the block has for sixteen rows")
+    }
+}
+
+impl Lie for SideBySide {
+    type Source<'a, S: Words> = Interleaved<'a>;
+
+    #[inline(always)]
+    fn source<S: Words>(
+        rows: &[u8],
+        _row_bytes: usize,
+        at: usize,
+        len: usize,
+        later: Option<*const u8>,
+    ) -> Interleaved<'_> {
+        Interleaved { bytes: &rows[LANES * at..][..LANES * len], ahead: Ahead::new(at, len, later) }
+    }
+}
+
+impl<S: Words> Source<S> for Interleaved<'_> {
+    #[inline(always)]
+    fn near_words(&self, s: S, at: usize) -> [S::B; 4] {
+        let word = |j: usize| s.load_b(self.side_by_side(at + 4 * j));
+        [word(0), word(1), word(2), word(3)]
+    }
+
+    #[inline(always)]
+    fn ahead(&self) -> &Ahead {
+        &self.ahead
+    }
+
+    #[inline(always)]
+    fn leading_float(&self, s: S, at: usize) -> S::F {
+        s.load_f16_bytes(self.side_by_side(at))
+    }
+
+    #[inline(always)]
+    fn trailing_float(&self, s: S, at: usize) -> S::F {
+        s.load_f16_bytes(self.side_by_side(at))
+    }
+
+    #[inline(always)]
+    fn word_after_float(&self, s: S, at: usize) -> S::B {
+        s.load_b(self.side_by_side(at + 2))
+    }
+
+    fn all_of_row(&self, _: usize) -> &[u8] {
+        unreachable!("formats that are unpacked row by row are not interleaved")
     }
 }
 
@@ -226,7 +373,13 @@ macro_rules! each_group {
 /// A format of which sixteen rows are unpacked at once.
 pub(super) trait Unpack: Shape {
     /// Unpacks `count` groups, at most eight and whole blocks.
-    fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K);
+    fn unpack<S: Words, R: Source<S>, K: Sink<S>>(
+        s: S,
+        rows: &R,
+        count: usize,
+        heads: &mut Heads<S>,
+        sink: &mut K,
+    );
 }
 
 /// [`Unpack`] by functions for blocks of one group, or of eight.
@@ -234,21 +387,33 @@ macro_rules! unpack_by {
     (groups $($format:ident: $unpack:ident)*) => {$(
         impl Unpack for $format {
             #[inline(always)]
-            fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K) {
+            fn unpack<S: Words, R: Source<S>, K: Sink<S>>(
+                s: S,
+                rows: &R,
+                count: usize,
+                heads: &mut Heads<S>,
+                sink: &mut K,
+            ) {
                 each_group!(g in count => {
-                    group_head::<S, Self>(s, rows, g, heads);
-                    $unpack::<S, Self, K>(s, rows, g, heads, sink);
+                    group_head::<S, Self, R>(s, rows, g, heads);
+                    $unpack::<S, Self, R, K>(s, rows, g, heads, sink);
                 });
-                rows.ask(s, rows.len);
+                rows.ahead().ask(s, rows.ahead().len);
             }
         }
     )*};
     (octets $($format:ident: $unpack:ident)*) => {$(
         impl Unpack for $format {
             #[inline(always)]
-            fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, _count: usize, heads: &mut Heads<S>, sink: &mut K) {
+            fn unpack<S: Words, R: Source<S>, K: Sink<S>>(
+                s: S,
+                rows: &R,
+                _count: usize,
+                heads: &mut Heads<S>,
+                sink: &mut K,
+            ) {
                 $unpack(s, rows, heads, sink);
-                rows.ask(s, rows.len);
+                rows.ahead().ask(s, rows.ahead().len);
             }
         }
     )*};
@@ -261,9 +426,15 @@ unpack_by!(octets Q2K: q2_k Q3K: q3_k Q4K: q4_k Q5K: q5_k Q6K: q6_k Iq4Xs: iq4_x
 /// Formats that are unpacked row by row.
 impl<Q: Packed> Unpack for Q {
     #[inline(always)]
-    fn unpack<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, count: usize, heads: &mut Heads<S>, sink: &mut K) {
-        by_row::<S, Q, K>(s, rows, count, heads, sink);
-        rows.ask(s, rows.len);
+    fn unpack<S: Words, R: Source<S>, K: Sink<S>>(
+        s: S,
+        rows: &R,
+        count: usize,
+        heads: &mut Heads<S>,
+        sink: &mut K,
+    ) {
+        by_row::<S, Q, R, K>(s, rows, count, heads, sink);
+        rows.ahead().ask(s, rows.ahead().len);
     }
 }
 
@@ -285,11 +456,14 @@ pub(super) fn block_of<Q: Shape>(g: usize) -> usize {
 
 /// The scale of a block of one group, and its minimum.
 #[inline(always)]
-fn group_head<S: Words, Q: Shape>(s: S, rows: &Rows<'_>, g: usize, heads: &mut Heads<S>) {
-    let [head, ..] = s.near_words(rows, g * Q::BLOCK_BYTES);
-    heads.d[g][0] = s.floats_of_low(head);
+fn group_head<S: Words, Q: Shape, R: Source<S>>(s: S, rows: &R, g: usize, heads: &mut Heads<S>) {
+    let at = g * Q::BLOCK_BYTES;
     if Q::HAS_MIN {
+        let [head, ..] = rows.near_words(s, at);
+        heads.d[g][0] = s.floats_of_low(head);
         heads.min[g] = s.floats_of_high(head);
+    } else {
+        heads.d[g][0] = rows.leading_float(s, at);
     }
     set_constant_pair::<S, Q>(s, g, heads);
 }
@@ -321,24 +495,23 @@ fn or<S: Words>(s: S, a: [S::B; 4], b: [S::B; 4]) -> [S::B; 4] {
 
 /// A group whose block ends with 16 bytes of nibbles, after 32 fifth bits in formats that have them.
 #[inline(always)]
-fn nibble_group<S: Words, Q: Shape, K: Sink<S>>(
+fn nibble_group<S: Words, Q: Shape, R: Source<S>, K: Sink<S>>(
     s: S,
-    rows: &Rows<'_>,
+    rows: &R,
     g: usize,
     heads: &Heads<S>,
     sink: &mut K,
 ) {
     let at = g * Q::BLOCK_BYTES;
-    let words = s.words(rows, at + Q::BLOCK_BYTES - 16);
-    let [first, second, ..] = s.near_words(rows, at);
+    let words = rows.words(s, at + Q::BLOCK_BYTES - 16);
     let mut sum = sink.begin(s);
     each!(h in 0 1 => {
         let codes = bits(s, &words, 4 * h as i32, 15);
         let codes = match Q::TYPE {
             TensorType::IQ4_NL => looked_up(s, codes),
             // The 32 bits end two bytes into a word, or between two.
-            TensorType::Q5_0 => s.with_fifth_bits(codes, s.straddling(first, second), h),
-            TensorType::Q5_1 => s.with_fifth_bits(codes, second, h),
+            TensorType::Q5_0 => s.with_fifth_bits(codes, rows.word_after_float(s, at), h),
+            TensorType::Q5_1 => s.with_fifth_bits(codes, rows.near_words(s, at)[1], h),
             _ => codes,
         };
         sink.put(s, heads, &mut sum, g, h, codes);
@@ -348,9 +521,9 @@ fn nibble_group<S: Words, Q: Shape, K: Sink<S>>(
 
 /// A group of signed bytes behind a scale.
 #[inline(always)]
-fn byte_group<S: Words, Q: Shape, K: Sink<S>>(
+fn byte_group<S: Words, Q: Shape, R: Source<S>, K: Sink<S>>(
     s: S,
-    rows: &Rows<'_>,
+    rows: &R,
     g: usize,
     heads: &Heads<S>,
     sink: &mut K,
@@ -358,7 +531,7 @@ fn byte_group<S: Words, Q: Shape, K: Sink<S>>(
     let at = g * Q::BLOCK_BYTES + 2;
     let mut sum = sink.begin(s);
     each!(h in 0 1 => {
-        let codes = signed(s, s.words(rows, at + 16 * h));
+        let codes = signed(s, rows.words(s, at + 16 * h));
         sink.put(s, heads, &mut sum, g, h, codes);
     });
     sink.end(s, heads, sum, g);
@@ -377,8 +550,8 @@ fn signed<S: Words>(s: S, x: [S::B; 4]) -> [S::B; 4] {
 
 /// The float scales and integer scales and minima that Q4_K and Q5_K begin with.
 #[inline(always)]
-fn k_head<S: Words>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>) {
-    let [floats, scales, minima, rest] = s.words(rows, 0);
+fn k_head<S: Words, R: Source<S>>(s: S, rows: &R, heads: &mut Heads<S>) {
+    let [floats, scales, minima, rest] = rows.words(s, 0);
     heads.d[0][0] = s.floats_of_low(floats);
     heads.min[0] = s.negate(s.floats_of_high(floats));
     let of_scales = [s.bits(scales, 0, 63), s.or(s.bits(rest, 0, 15), s.bits(scales, 2, 48))];
@@ -390,13 +563,13 @@ fn k_head<S: Words>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>) {
 }
 
 #[inline(always)]
-fn q4_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
+fn q4_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
     k_head(s, rows, heads);
     each!(i in 0 1 2 3 => {
         let (g, at) = (2 * i, 16 + 32 * i);
         let mut sums = [sink.begin(s); 2];
         each!(h in 0 1 => {
-            let words = s.words(rows, at + 16 * h);
+            let words = rows.words(s, at + 16 * h);
             sink.put(s, heads, &mut sums[0], g, h, bits(s, &words, 0, 15));
             sink.put(s, heads, &mut sums[1], g + 1, h, bits(s, &words, 4, 15));
         });
@@ -406,14 +579,14 @@ fn q4_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink:
 }
 
 #[inline(always)]
-fn q5_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
+fn q5_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
     k_head(s, rows, heads);
-    let high = [s.words(rows, 16), s.words(rows, 32)];
+    let high = [rows.words(s, 16), rows.words(s, 32)];
     each!(i in 0 1 2 3 => {
         let (g, at, bit) = (2 * i, 48 + 32 * i, 2 * i as i32);
         let mut sums = [sink.begin(s); 2];
         each!(h in 0 1 => {
-            let words = s.words(rows, at + 16 * h);
+            let words = rows.words(s, at + 16 * h);
             let codes = or(s, bits(s, &words, 0, 15), bits(s, &high[h], bit - 4, 16));
             sink.put(s, heads, &mut sums[0], g, h, codes);
             let codes = or(s, bits(s, &words, 4, 15), bits(s, &high[h], bit - 3, 16));
@@ -442,18 +615,17 @@ fn end_four<S: Words, K: Sink<S>>(s: S, heads: &Heads<S>, sink: &mut K, sums: [K
 }
 
 #[inline(always)]
-fn q6_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
-    // The last word of 16 bytes that end with the block.
-    heads.d[0][0] = s.floats_of_high(s.near_words(rows, 194)[3]);
-    sixteen_scales(s, s.words(rows, 192), 5, heads);
+fn q6_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
+    heads.d[0][0] = rows.trailing_float(s, 208);
+    sixteen_scales(s, rows.words(s, 192), 5, heads);
     each!(half in 0 1 => {
         let g = 4 * half;
         let mut sums = [sink.begin(s); 4];
         each!(h in 0 1 => {
-            let high = s.words(rows, 128 + 32 * half + 16 * h);
+            let high = rows.words(s, 128 + 32 * half + 16 * h);
             let first = 64 * half + 16 * h;
             each!(q in 0 1 => {
-                let low = s.words(rows, first + 32 * q);
+                let low = rows.words(s, first + 32 * q);
                 let codes = or(s, bits(s, &low, 0, 15), bits(s, &high, 2 * q as i32 - 4, 48));
                 sink.put(s, heads, &mut sums[q], g + q, h, codes);
                 let codes = or(s, bits(s, &low, 4, 15), bits(s, &high, 2 * q as i32, 48));
@@ -465,11 +637,11 @@ fn q6_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink:
 }
 
 #[inline(always)]
-fn q2_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
-    let [.., floats] = s.near_words(rows, 68);
+fn q2_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
+    let [.., floats] = rows.near_words(s, 68);
     heads.d[0][0] = s.floats_of_low(floats);
     heads.min[0] = s.negate(s.floats_of_high(floats));
-    let numbers = s.words(rows, 0);
+    let numbers = rows.words(s, 0);
     for g in 0..8 {
         let byte = 2 * (g % 2);
         let [scales, minima] = s.nibbles(numbers[g / 2]);
@@ -480,7 +652,7 @@ fn q2_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink:
         let g = 4 * half;
         let mut sums = [sink.begin(s); 4];
         each!(h in 0 1 => {
-            let words = s.words(rows, 16 + 32 * half + 16 * h);
+            let words = rows.words(s, 16 + 32 * half + 16 * h);
             each!(q in 0 1 2 3 => {
                 sink.put(s, heads, &mut sums[q], g + q, h, bits(s, &words, 2 * q as i32, 3));
             });
@@ -490,21 +662,21 @@ fn q2_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink:
 }
 
 #[inline(always)]
-fn q3_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
-    heads.d[0][0] = s.floats_of_high(s.near_words(rows, 94)[3]);
-    let [_, low0, low1, high] = s.words(rows, 92);
+fn q3_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
+    heads.d[0][0] = rows.trailing_float(s, 108);
+    let [_, low0, low1, high] = rows.words(s, 92);
     let mut scales = [low0; 4];
     for i in 0..4 {
         let low = s.bits(if i % 2 == 0 { low0 } else { low1 }, 4 * (i / 2) as i32, 15);
         scales[i] = s.sub_bytes(s.or(low, s.bits(high, 2 * i as i32 - 4, 48)), 32);
     }
     sixteen_scales(s, scales, 2, heads);
-    let high = [s.words(rows, 0), s.words(rows, 16)];
+    let high = [rows.words(s, 0), rows.words(s, 16)];
     each!(half in 0 1 => {
         let g = 4 * half;
         let mut sums = [sink.begin(s); 4];
         each!(h in 0 1 => {
-            let words = s.words(rows, 32 + 32 * half + 16 * h);
+            let words = rows.words(s, 32 + 32 * half + 16 * h);
             each!(q in 0 1 2 3 => {
                 let bit = (4 * half + q) as i32;
                 let codes = or(s, bits(s, &words, 2 * q as i32, 3), bits(s, &high[h], bit - 2, 4));
@@ -516,8 +688,8 @@ fn q3_k<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink:
 }
 
 #[inline(always)]
-fn iq4_xs<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sink: &mut K) {
-    let [head, low, ..] = s.words(rows, 0);
+fn iq4_xs<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
+    let [head, low, ..] = rows.words(s, 0);
     heads.d[0][0] = s.floats_of_low(head);
     for i in 0..8 {
         // Two low bits of byte i / 2, two high ones of byte 2 + i / 4.
@@ -531,7 +703,7 @@ fn iq4_xs<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sin
         }
     }
     each!(g in 0 1 2 3 4 5 6 7 => {
-        let words = s.words(rows, 8 + 16 * g);
+        let words = rows.words(s, 8 + 16 * g);
         let mut sum = sink.begin(s);
         each!(h in 0 1 => {
             let codes = looked_up(s, bits(s, &words, 4 * h as i32, 15));
@@ -543,9 +715,9 @@ fn iq4_xs<S: Words, K: Sink<S>>(s: S, rows: &Rows<'_>, heads: &mut Heads<S>, sin
 
 /// Any format, row by row: rows are unpacked before they are transposed.
 #[inline(always)]
-fn by_row<S: Words, Q: Packed, K: Sink<S>>(
+fn by_row<S: Words, Q: Packed, R: Source<S>, K: Sink<S>>(
     s: S,
-    rows: &Rows<'_>,
+    rows: &R,
     count: usize,
     heads: &mut Heads<S>,
     sink: &mut K,

@@ -34,7 +34,7 @@ impl Words for Avx2 {
     }
 
     operations! {
-        fn near_words(self, rows: &Rows<'_>, at: usize) -> [I; 4] {
+        fn transposed_words(self, rows: &Rows<'_>, at: usize) -> [I; 4] {
             let mut out = [[_mm256_setzero_si256(); 2]; 4];
             for h in 0..2 {
                 let mut x = [_mm256_setzero_si256(); 4];
