@@ -4,10 +4,11 @@ mod moving;
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use gguf::{ModelFile, TensorType};
-use kernels::{WeightRows, quant};
+use kernels::{INTERLEAVED_ROWS, Layout, WeightRows, quant};
 use sys::arena::{Lease, STEP_BYTES_MIN, Segment, lease_bytes};
 use sys::memory::AlignedBuf;
 use sys::mmap::Map;
@@ -63,7 +64,14 @@ impl Loading {
 const SEARCHED_BYTES_MAX: usize = 256 << 20;
 
 enum Held {
-    Rows { bytes: Bytes, dtype: TensorType, row_values: usize },
+    Rows {
+        bytes: Bytes,
+        dtype: TensorType,
+        row_values: usize,
+        /// Whether sixteen rows lie side by side ([`kernels::interleave`]) where bytes are not those of the file: products
+        /// read them faster, and give the same bits.
+        interleaves: bool,
+    },
     Vector(AlignedBuf<f32>),
 }
 
@@ -121,23 +129,26 @@ impl Weights {
         Ok(Weights { maps, held, tables })
     }
 
-    /// All rows of a tensor held as it lies in the file.
+    /// All rows of a tensor held as rows.
     pub fn rows(&self, id: TensorId) -> WeightRows<'_> {
         match &self.held[id.0 as usize] {
-            Held::Rows { bytes, dtype, row_values } => {
-                WeightRows::new(*dtype, *row_values, self.bytes(bytes))
+            Held::Rows { bytes, dtype, row_values, interleaves } => {
+                let own = match bytes {
+                    Bytes::Mapped { moved, .. } => moved.get(),
+                    Bytes::Read(lease) => Some(lease),
+                };
+                match (own, bytes) {
+                    (Some(lease), _) if *interleaves => {
+                        WeightRows::laid_out(*dtype, *row_values, lease, Layout::Interleaved)
+                    }
+                    (Some(lease), _) => WeightRows::new(*dtype, *row_values, lease),
+                    (None, Bytes::Mapped { map, range, .. }) => {
+                        WeightRows::new(*dtype, *row_values, &self.maps[*map][range.clone()])
+                    }
+                    (None, Bytes::Read(_)) => unreachable!("what was read is there"),
+                }
             }
             Held::Vector(_) => panic!("tensor {} is held as a vector", id.0),
-        }
-    }
-
-    fn bytes<'a>(&'a self, bytes: &'a Bytes) -> &'a [u8] {
-        match bytes {
-            Bytes::Mapped { map, range, moved } => match moved.get() {
-                Some(lease) => lease,
-                None => &self.maps[*map][range.clone()],
-            },
-            Bytes::Read(lease) => lease,
         }
     }
 
@@ -177,7 +188,7 @@ impl Weights {
                 values.resize(*row_values, 0.0);
                 bytes.len() <= SEARCHED_BYTES_MAX
                     && (0..rows.rows()).any(|row| {
-                        quant::dequantize_row(rows.dtype, rows.row(row), &mut values).is_ok()
+                        quant::dequantize_row(rows.dtype, &rows.row_of_file(row), &mut values).is_ok()
                             && values.iter().any(|v| !v.is_finite())
                     })
             }
@@ -188,18 +199,24 @@ impl Weights {
     pub(crate) fn row_is_finite(&self, id: TensorId, row: usize) -> bool {
         let rows = self.rows(id);
         let mut values = vec![0.0; rows.k];
-        quant::dequantize_row(rows.dtype, rows.row(row), &mut values).expect("types are checked when loaded");
+        quant::dequantize_row(rows.dtype, &rows.row_of_file(row), &mut values)
+            .expect("types are checked when loaded");
         values.iter().all(|v| v.is_finite())
     }
 
-    /// Appends the first and the middle 64 bytes of a tensor as it is held: two pages of the file.
+    /// Appends the first 64 bytes of a tensor's first row and of its middle row as they lie in the file, in two pages; of
+    /// vectors those at the beginning and in the middle as they are held.
     pub(crate) fn sample(&self, id: TensorId, out: &mut Vec<u8>) {
-        let bytes = match &self.held[id.0 as usize] {
-            Held::Rows { bytes, .. } => self.bytes(bytes),
-            Held::Vector(values) => sys::cast::bytes_of(&values[..]),
-        };
-        for first in [0, bytes.len() / 2] {
-            out.extend_from_slice(&bytes[first..bytes.len().min(first + 64)]);
+        let mut first_64 = |bytes: &[u8]| out.extend_from_slice(&bytes[..bytes.len().min(64)]);
+        match &self.held[id.0 as usize] {
+            Held::Rows { .. } => {
+                let rows = self.rows(id);
+                [0, rows.rows() / 2].into_iter().for_each(|row| first_64(&rows.row_of_file(row)));
+            }
+            Held::Vector(values) => {
+                let bytes = sys::cast::bytes_of(&values[..]);
+                [0, bytes.len() / 2].into_iter().for_each(|first| first_64(&bytes[first..]));
+            }
         }
     }
 
@@ -251,12 +268,40 @@ fn read(
     });
     let threads = sys::topology::threads_default().min(READ_THREADS_MAX);
     sys::read::read_parts(parts.collect(), threads, progress)?;
+    let sixteens = wanted.iter().zip(&mut leases).filter_map(|((i, ..), lease)| match &held[*i] {
+        Held::Rows { dtype, row_values, interleaves: true, .. } => {
+            Some((*dtype, *row_values, &mut lease[..]))
+        }
+        _ => None,
+    });
+    interleave_in_place(sixteens.collect(), threads);
     for ((i, ..), lease) in wanted.into_iter().zip(leases) {
         if let Held::Rows { bytes, .. } = &mut held[i] {
             *bytes = Bytes::Read(lease);
         }
     }
     Ok(())
+}
+
+/// Interleaves the rows of matrices: type, values of a row, bytes.
+fn interleave_in_place(matrices: Vec<(TensorType, usize, &mut [u8])>, threads: usize) {
+    let left = Mutex::new(matrices.into_iter());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let mut copy = Vec::new();
+        while let Some((dtype, row_values, bytes)) = next() {
+            let row_bytes = dtype.row_bytes(row_values).expect("rows were checked when the file was opened");
+            for sixteen in bytes.chunks_exact_mut(INTERLEAVED_ROWS * row_bytes) {
+                copy.clear();
+                copy.extend_from_slice(sixteen);
+                kernels::interleave(dtype, row_bytes, &copy, sixteen);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        (1..threads).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
 }
 
 fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> Result<Held, LoadError> {
@@ -270,13 +315,16 @@ fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> 
     }
     if binding.form == Form::Rows {
         let bytes = Bytes::Mapped { map, range, moved: OnceLock::new() };
-        return Ok(Held::Rows { bytes, dtype: info.dtype, row_values: binding.row_values });
+        // Rows of one of the matrices that the tensor may hold.
+        let rows = info.shape.get(1).copied().unwrap_or(1) as usize;
+        let interleaves = kernels::can_interleave(info.dtype, rows);
+        return Ok(Held::Rows { bytes, dtype: info.dtype, row_values: binding.row_values, interleaves });
     }
     let mut values = AlignedBuf::<f32>::zeroed(binding.row_values * binding.rows)?;
     let rows = WeightRows::new(info.dtype, binding.row_values, &maps[map][range]);
     for row in 0..binding.rows {
         let out = &mut values[row * binding.row_values..][..binding.row_values];
-        quant::dequantize_row(info.dtype, rows.row(row), out).map_err(|_| bad_type())?;
+        quant::dequantize_row(info.dtype, &rows.row_of_file(row), out).map_err(|_| bad_type())?;
     }
     if binding.form == Form::Taps {
         let mut tap_major = AlignedBuf::<f32>::zeroed(values.len())?;

@@ -20,6 +20,11 @@ pub struct Routing {
 }
 
 impl Routing {
+    /// The expert of an assignment.
+    pub fn expert_of(&self, assignment: usize) -> u32 {
+        self.groups[self.groups.partition_point(|&(_, first)| first <= assignment) - 1].0
+    }
+
     /// Chooses for every row the `used` largest logits, the lower expert first among equals.
     ///
     /// Weights: with m the largest chosen logit, `exp(l - m)` divided by their sum (added in ascending expert), times

@@ -8,7 +8,7 @@ mod layout;
 
 use std::sync::Arc;
 
-use kernels::WeightRows;
+use kernels::{Layout, WeightRows};
 
 pub use layout::{ExpertPart, LayerExperts, PARTS_MAX, Role};
 
@@ -27,6 +27,8 @@ pub struct Acquired<'a> {
     layer: &'a LayerExperts,
     /// In the order they were asked for: the bytes of each of the layer's parts.
     experts: Vec<[&'a [u8]; PARTS_MAX]>,
+    /// How the rows of each part lie.
+    layouts: [Layout; PARTS_MAX],
 }
 
 impl ExpertStore {
@@ -45,9 +47,13 @@ impl ExpertStore {
     pub fn acquire(&self, layer: usize, ids: impl Iterator<Item = u32>) -> Acquired<'_> {
         let at = self.layers.binary_search_by_key(&layer, |experts| experts.layer);
         let layer = &self.layers[at.expect("a layer with experts")];
-        let bytes = layer.parts.iter().map(|part| self.weights.rows(part.tensor).bytes);
-        let mut stacks: [&[u8]; PARTS_MAX] = [&[]; PARTS_MAX];
-        stacks.iter_mut().zip(bytes).for_each(|(stack, bytes)| *stack = bytes);
+        let (mut stacks, mut layouts): ([&[u8]; PARTS_MAX], _) =
+            ([&[]; PARTS_MAX], [Layout::Rows; PARTS_MAX]);
+        for (i, part) in layer.parts.iter().enumerate() {
+            // Once for both: a matrix may move at any time.
+            let rows = self.weights.rows(part.tensor);
+            (stacks[i], layouts[i]) = (rows.bytes, rows.layout());
+        }
         let expert = |id: u32| {
             let mut parts: [&[u8]; PARTS_MAX] = [&[]; PARTS_MAX];
             for (i, part) in layer.parts.iter().enumerate() {
@@ -55,7 +61,7 @@ impl ExpertStore {
             }
             parts
         };
-        Acquired { layer, experts: ids.map(expert).collect() }
+        Acquired { layer, experts: ids.map(expert).collect(), layouts }
     }
 }
 
@@ -65,6 +71,6 @@ impl<'a> Acquired<'a> {
         let at = self.layer.parts.iter().position(|part| part.tensor == tensor);
         let at = at.expect("a tensor of the layer whose experts are held");
         let part = &self.layer.parts[at];
-        WeightRows::new(part.dtype, part.row_values, self.experts[index][at])
+        WeightRows::laid_out(part.dtype, part.row_values, self.experts[index][at], self.layouts[at])
     }
 }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use gguf::TensorType;
 use kernels::Kernels;
 
-use super::{BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Run, Segment, Tap, TapSource};
+use super::{
+    BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Product, Run, Segment, Tap, TapSource,
+};
 use crate::models::{Activation, Linear, ModelSpec, ReadSpec, TensorId};
 
 /// Collects operations and buffers.
@@ -85,10 +87,22 @@ impl<'a> Builder<'a> {
 
     /// `W x` into the scratch buffer `name`.
     pub(super) fn linear(&mut self, linear: &Linear, x: Input, name: &str) -> BufferId {
+        let [out] = self.linears(x, [(linear, name)]);
+        out
+    }
+
+    /// `W x` for several matrices, each into the scratch buffer of its name.
+    pub(super) fn linears<const N: usize>(&mut self, x: Input, parts: [(&Linear, &str); N]) -> [BufferId; N] {
+        let parts = parts.map(|(linear, name)| self.product(linear, x, name));
+        self.push(Op::Linear { x, parts: parts.to_vec() });
+        parts.map(|part| part.out)
+    }
+
+    /// The product `W x` into the scratch buffer `name`, to be part of an operation.
+    pub(super) fn product(&mut self, linear: &Linear, x: Input, name: &str) -> Product {
         let factor = self.width(x.float) / linear.inputs;
         let out = self.buffer(name, self.domain(x.float), factor * linear.outputs);
-        self.push(Op::Linear { linear: *linear, x, out });
-        out
+        Product { linear: *linear, out }
     }
 
     /// Reads the residual for a sub-block: its input and, with several streams, the write weights.
@@ -120,7 +134,15 @@ impl<'a> Builder<'a> {
                 let consumers: Vec<&Linear> = std::iter::once(down).chain(inject).collect();
                 let input = self.input(normed, &consumers);
                 let mean = 1.0 / streams as f32;
-                let low = self.linear(down, input, "stream low");
+                let (low, weights) = match inject {
+                    None => (self.linear(down, input, "stream low"), None),
+                    Some(inject) => {
+                        let [low, w] = self.linears(input, [(down, "stream low"), (inject, "stream write")]);
+                        self.push(Op::Activate { x: w, pre: mean, act: Activation::Sigmoid, post: 2.0 });
+                        self.tap_buffer(format!("{name}.inject"), w);
+                        (low, Some(w))
+                    }
+                };
                 self.push(Op::Activate { x: low, pre: mean, act: Activation::Silu, post: 1.0 });
                 let low = self.input(low, &[up]);
                 let gate = self.linear(up, low, "stream gate");
@@ -129,12 +151,6 @@ impl<'a> Builder<'a> {
                 let out = self.buffer("mixed", domain, self.width(residual) / streams);
                 self.push(Op::MixStreams { gate, x: normed, out });
                 self.tap_buffer(format!("{name}.mixed"), out);
-                let weights = inject.as_ref().map(|inject| {
-                    let w = self.linear(inject, input, "stream write");
-                    self.push(Op::Activate { x: w, pre: mean, act: Activation::Sigmoid, post: 2.0 });
-                    self.tap_buffer(format!("{name}.inject"), w);
-                    w
-                });
                 (out, weights)
             }
         }

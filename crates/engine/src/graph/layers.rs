@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Builder;
-use super::{BufferId, Domain, Input, Op, TapSource};
+use super::{BufferId, Domain, Input, Op, Product, TapSource};
 use crate::models::{
     AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, IndexerSpec, LayerSpec, Linear,
     Mixer, NgramSpec, QkvProjection,
@@ -114,7 +114,8 @@ impl Builder<'_> {
         let per_head = if spec.gated { 2 } else { 1 };
         let (mut q, k, v) = match &spec.projection {
             QkvProjection::Separate { q, k, v } => {
-                (self.linear(q, input, "q"), self.linear(k, input, "k"), self.linear(v, input, "v"))
+                let [q, k, v] = self.linears(input, [(q, "q"), (k, "k"), (v, "v")]);
+                (q, k, v)
             }
             QkvProjection::Fused(qkv) => {
                 let all = self.linear(qkv, input, "qkv");
@@ -143,10 +144,9 @@ impl Builder<'_> {
     /// Stores the indexer's keys and chooses every row's blocks.
     fn index(&mut self, input: Input, indexer: &IndexerSpec, (index, slot): (usize, usize), l: &str) {
         let eps = self.spec.norm_eps;
-        let raw = self.linear(&indexer.k, input, "index k");
+        let [raw, iq] = self.linears(input, [(&indexer.k, "index k"), (&indexer.q, "index q")]);
         self.tap_buffer(format!("{l}.idx.kraw"), raw);
         self.push(Op::StoreIndex { layer: slot, k: raw, indexer: *indexer, eps });
-        let iq = self.linear(&indexer.q, input, "index q");
         self.push(Op::Norm {
             x: iq,
             out: iq,
@@ -165,12 +165,11 @@ impl Builder<'_> {
         let projection = &spec.projection;
         let consumers: Vec<&Linear> = projection.linears.iter().collect();
         let input = self.input(h, &consumers);
-        let parts: Vec<BufferId> = projection
-            .linears
-            .iter()
-            .enumerate()
-            .map(|(i, linear)| self.linear(linear, input, &format!("delta part {i}")))
-            .collect();
+        let linears = projection.linears.iter().enumerate();
+        let products: Vec<Product> =
+            linears.map(|(i, linear)| self.product(linear, input, &format!("delta part {i}"))).collect();
+        let parts: Vec<BufferId> = products.iter().map(|product| product.out).collect();
+        self.push(Op::Linear { x: input, parts: products });
         let u = match &projection.channels {
             None => parts[0],
             Some(map) => self.gather(&parts, map, "delta channels"),
@@ -212,8 +211,8 @@ impl Builder<'_> {
     }
 
     fn mlp(&mut self, input: Input, mlp: &GatedMlp, name: &str) -> BufferId {
-        let gate = self.linear(&mlp.gate, input, &format!("{name}gate"));
-        let up = self.linear(&mlp.up, input, &format!("{name}up"));
+        let names = [format!("{name}gate"), format!("{name}up")];
+        let [gate, up] = self.linears(input, [(&mlp.gate, &names[0]), (&mlp.up, &names[1])]);
         self.push(Op::SiluMultiply { gate, up });
         let input = self.input(gate, &[&mlp.down]);
         self.linear(&mlp.down, input, &format!("{name}down"))
@@ -237,20 +236,20 @@ impl Builder<'_> {
         self.end_segment(layer);
         let inner = match &spec.gate_up {
             GateUp::Separate { gate, up } => {
-                let g = self.expert_linear(gate, input, "expert gate", true);
-                let u = self.expert_linear(up, input, "expert up", true);
-                self.push(Op::SiluMultiply { gate: g, up: u });
-                g
+                let parts = [(gate, "expert gate"), (up, "expert up")];
+                let [gate, up] = self.expert_linears(input, parts, true);
+                self.push(Op::SiluMultiply { gate, up });
+                gate
             }
             GateUp::Fused(gate_up) => {
-                let x = self.expert_linear(gate_up, input, "expert gate up", true);
+                let [x] = self.expert_linears(input, [(gate_up, "expert gate up")], true);
                 let out = self.buffer("expert gate", Domain::Assignments, spec.expert_width);
                 self.push(Op::SiluMultiplyHalves { x, out });
                 out
             }
         };
         let inner = self.input(inner, &[&spec.down]);
-        let down = self.expert_linear(&spec.down, inner, "expert down", false);
+        let [down] = self.expert_linears(inner, [(&spec.down, "expert down")], false);
         let out = self.buffer("experts out", self.domain(h), spec.down.outputs);
         self.push(Op::Combine { x: down, out });
         self.tap_buffer(format!("{l}.moe.routed"), out);
@@ -263,10 +262,18 @@ impl Builder<'_> {
         out
     }
 
-    fn expert_linear(&mut self, linear: &Linear, x: Input, name: &str, gather: bool) -> BufferId {
-        let out = self.buffer(name, Domain::Assignments, linear.outputs);
-        self.push(Op::ExpertLinear { linear: *linear, x, out, gather });
-        out
+    fn expert_linears<const N: usize>(
+        &mut self,
+        x: Input,
+        parts: [(&Linear, &str); N],
+        gather: bool,
+    ) -> [BufferId; N] {
+        let parts = parts.map(|(linear, name)| {
+            let out = self.buffer(name, Domain::Assignments, linear.outputs);
+            Product { linear: *linear, out }
+        });
+        self.push(Op::ExpertLinear { x, parts: parts.to_vec(), gather });
+        parts.map(|part| part.out)
     }
 
     fn ngram(&mut self, residual: BufferId, spec: &NgramSpec, l: &str) {
@@ -277,7 +284,7 @@ impl Builder<'_> {
         self.tap_buffer(format!("{l}.ple.emb"), rows);
         self.tap(format!("{l}.ple.rows"), TapSource::NgramRows);
         let input = self.input(rows, &[&spec.key, &spec.value]);
-        let key = self.linear(&spec.key, input, "ngram key");
+        let [key, value] = self.linears(input, [(&spec.key, "ngram key"), (&spec.value, "ngram value")]);
         let normed = self.buffer("ngram key normed", domain, flat);
         self.push(Op::Norm {
             x: key,
@@ -287,7 +294,6 @@ impl Builder<'_> {
             shared: false,
             eps,
         });
-        let value = self.linear(&spec.value, input, "ngram value");
         let query = self.buffer("ngram query", domain, flat);
         self.push(Op::Norm {
             x: residual,

@@ -63,6 +63,15 @@ pub struct Input {
     pub int8: Option<BufferId>,
 }
 
+/// One of several products of the same rows: together they are one step for the threads of a backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// The matrix, and what follows the product.
+    pub linear: Linear,
+    /// What is written.
+    pub out: BufferId,
+}
+
 /// Neighbouring columns of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -88,8 +97,8 @@ pub enum Op {
     Norm { x: BufferId, out: BufferId, gamma: TensorId, groups: usize, shared: bool, eps: f32 },
     /// The int8 form of the rows.
     Quantize { x: BufferId, out: BufferId },
-    /// `out = W x`, then scale, then bias. A row of `x` may hold several input rows side by side.
-    Linear { linear: Linear, x: Input, out: BufferId },
+    /// For every part `out = W x`, then scale, then bias. A row of `x` may hold several input rows side by side.
+    Linear { x: Input, parts: Vec<Product> },
     /// `x = post * act(x * pre)`.
     Activate { x: BufferId, pre: f32, act: Activation, post: f32 },
     /// Gated mean over streams.
@@ -137,7 +146,7 @@ pub enum Op {
     /// Chooses each row's experts; fails the sequences of rows with a logit that is NaN. Ends a segment.
     Route { layer: usize, logits: BufferId, experts: ExpertsSpec },
     /// Products of the chosen experts. Reads window rows where `gather`, else its own assignment's row.
-    ExpertLinear { linear: Linear, x: Input, out: BufferId, gather: bool },
+    ExpertLinear { x: Input, parts: Vec<Product>, gather: bool },
     /// `out = sum_e weight_e * x_e`, experts ascending.
     Combine { x: BufferId, out: BufferId },
     /// `y = fma(sigmoid(gate), x, y)`.
@@ -178,7 +187,9 @@ impl Op {
             | Op::TakeOutputs { x, out }
             | Op::Convolve { x, out, .. } => of(&[*x], &[*out]),
             Op::Norm { x, out, .. } => of(&[*x], &[*out]),
-            Op::Linear { x, out, .. } | Op::ExpertLinear { x, out, .. } => of(&input(x), &[*out]),
+            Op::Linear { x, parts } | Op::ExpertLinear { x, parts, .. } => {
+                Access { reads: input(x), writes: parts.iter().map(|part| part.out).collect() }
+            }
             Op::Activate { x, .. } | Op::Rope { x, .. } | Op::NormalizeKeys { x, .. } => of(&[*x], &[*x]),
             Op::MixStreams { gate, x, out } => of(&[*gate, *x], &[*out]),
             Op::AddStreams { r, y, w } => of(&[*r, *y, *w], &[*r]),

@@ -2,8 +2,8 @@
 //!
 //! A mapped file lies in pages of 4 KiB, and looking up their addresses costs a part of the bandwidth; reading a large file
 //! into huge pages before the first token would take seconds. So a model starts mapped, and a thread copies matrix by
-//! matrix. A matrix has two places from then on, of the same bytes: the map stays, and whoever took bytes from it goes on
-//! with them; whoever asks after the copy is complete gets the copy. So nothing waits for anything, and a copy that cannot
+//! matrix, and interleaves rows on the way where that makes products faster. A matrix has two places from then on, of the same
+//! rows: the map stays, and whoever took rows from it goes on with them; whoever asks after the copy is complete gets the copy. So nothing waits for anything, and a copy that cannot
 //! be made (no memory, a file that was cut) is none: the matrix stays where it is.
 
 use std::ops::Range;
@@ -13,6 +13,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use gguf::TensorType;
+use kernels::INTERLEAVED_ROWS;
 use sys::arena::{Lease, STEP_BYTES_MIN, Segment, lease_bytes};
 use sys::read::ReadError;
 
@@ -39,21 +41,25 @@ impl Weights {
     /// [`LoadError::Arena`] where there are no addresses or no memory, [`LoadError::Read`] where the file was cut or its disk
     /// failed. What was not moved stays mapped.
     pub fn move_matrices(&self, go_on: &mut dyn FnMut(u64) -> bool) -> Result<u64, LoadError> {
-        let left: Vec<_> = self.movable().filter(|(_, _, moved)| moved.get().is_none()).collect();
-        let bytes = left.iter().map(|(_, range, _)| lease_bytes(range.len())).sum();
+        let left: Vec<Movable<'_>> = self.movable().filter(|matrix| matrix.moved.get().is_none()).collect();
+        let bytes = left.iter().map(|matrix| lease_bytes(matrix.range.len())).sum();
         let segment = Segment::reserve("weights", bytes, STEP_BYTES_MIN)?;
-        let (mut copied, mut moved_bytes) = (0, 0);
-        for (map, range, moved) in left {
+        let (mut copied, mut moved_bytes, mut in_rows) = (0, 0, Vec::new());
+        for Movable { map, range, moved, sixteen_rows } in left {
             let mut lease = segment.lease(range.len())?;
-            for (i, piece) in lease.chunks_mut(PIECE_BYTES).enumerate() {
-                let offset = range.start + i * PIECE_BYTES;
-                // Not from the map: what cannot be read would be zeros there, and every pass would fail from then on.
-                self.maps[map].read(offset, piece).map_err(|source| ReadError {
-                    path: self.maps[map].path().into(),
-                    offset: offset as u64,
-                    bytes: piece.len(),
-                    source,
-                })?;
+            // Sixteen rows stay together.
+            let piece_bytes =
+                sixteen_rows.map_or(PIECE_BYTES, |(_, bytes)| (PIECE_BYTES / bytes).max(1) * bytes);
+            for (i, piece) in lease.chunks_mut(piece_bytes).enumerate() {
+                let offset = range.start + i * piece_bytes;
+                match sixteen_rows {
+                    None => self.read_piece(map, offset, piece)?,
+                    Some((dtype, bytes)) => {
+                        in_rows.resize(piece.len(), 0);
+                        self.read_piece(map, offset, &mut in_rows)?;
+                        kernels::interleave(dtype, bytes / INTERLEAVED_ROWS, &in_rows, piece);
+                    }
+                }
                 copied += piece.len() as u64;
                 if !go_on(copied) {
                     return Ok(moved_bytes);
@@ -66,20 +72,44 @@ impl Weights {
             self.maps[map].advise_unneeded(range.clone());
         }
         // A pass that was at a matrix while it was moved has brought its pages back.
-        self.movable().for_each(|(map, range, _)| self.maps[map].advise_unneeded(range.clone()));
+        self.movable().for_each(|matrix| self.maps[matrix.map].advise_unneeded(matrix.range.clone()));
         Ok(moved_bytes)
     }
 
-    /// Mapped matrices but n-gram tables: map, bytes within it, and the copy.
-    fn movable(&self) -> impl Iterator<Item = (usize, &Range<usize>, &OnceLock<Lease>)> {
+    /// Not from the map: what cannot be read would be zeros there, and every pass would fail from then on.
+    fn read_piece(&self, map: usize, offset: usize, piece: &mut [u8]) -> Result<(), ReadError> {
+        self.maps[map].read(offset, piece).map_err(|source| ReadError {
+            path: self.maps[map].path().into(),
+            offset: offset as u64,
+            bytes: piece.len(),
+            source,
+        })
+    }
+
+    /// Mapped matrices but n-gram tables.
+    fn movable(&self) -> impl Iterator<Item = Movable<'_>> {
         self.held.iter().enumerate().filter_map(|(i, held)| match held {
-            Held::Rows { bytes: Bytes::Mapped { map, range, moved }, .. } => {
+            Held::Rows { bytes: Bytes::Mapped { map, range, moved }, dtype, row_values, interleaves } => {
                 let is_table = self.tables.iter().any(|table| table.0 as usize == i);
-                (!is_table).then_some((*map, range, moved))
+                let row_bytes =
+                    || dtype.row_bytes(*row_values).expect("rows were checked when the file was opened");
+                let sixteen_rows = interleaves.then(|| (*dtype, INTERLEAVED_ROWS * row_bytes()));
+                (!is_table).then_some(Movable { map: *map, range, moved, sixteen_rows })
             }
             _ => None,
         })
     }
+}
+
+/// A mapped matrix.
+struct Movable<'a> {
+    map: usize,
+    /// Its bytes within the map.
+    range: &'a Range<usize>,
+    /// The copy.
+    moved: &'a OnceLock<Lease>,
+    /// Type and bytes of sixteen rows, where these lie side by side in the copy.
+    sixteen_rows: Option<(TensorType, usize)>,
 }
 
 /// The thread that moves the weights of a model. Dropping it ends it after the piece it is at, and waits for that, but not
@@ -211,7 +241,7 @@ mod tests {
     }
 
     fn all_bytes(weights: &Weights) -> u64 {
-        weights.movable().map(|(_, range, _)| range.len() as u64).sum()
+        weights.movable().map(|matrix| matrix.range.len() as u64).sum()
     }
 
     /// A thread that went on after its engine was dropped would keep the weights alive and compete with the next engine's.
@@ -227,17 +257,17 @@ mod tests {
         let moved = work(&weights, &shared, &stop_at_second).unwrap();
         assert!(moved == 0 && shared.copied_bytes.load(Ordering::Relaxed) < all, "{moved} of {all}");
         assert_eq!(work(&weights, &shared, &|_| u64::MAX).unwrap(), 0);
-        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
+        assert!(weights.movable().all(|matrix| matrix.moved.get().is_none()));
         shared.stop.store(false, Ordering::Relaxed);
         assert_eq!(work(&weights, &shared, &|_| u64::MAX).unwrap(), all);
-        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_some()));
+        assert!(weights.movable().all(|matrix| matrix.moved.get().is_some()));
     }
 
     #[test]
     fn nothing_moves_where_memory_is_short() {
         let (weights, shared) = (weights(), Shared::default());
         assert_eq!(work(&weights, &shared, &|_| MOVE_MARGIN_BYTES_MIN - 1).unwrap(), 0);
-        assert!(weights.movable().all(|(_, _, moved)| moved.get().is_none()));
+        assert!(weights.movable().all(|matrix| matrix.moved.get().is_none()));
         assert!(work(&weights, &shared, &|_| MOVE_MARGIN_BYTES_MIN).unwrap() > 0);
     }
 

@@ -12,7 +12,7 @@ use sys::pool::Pool;
 
 use super::{Backend, Buffers, Pass};
 use crate::error::StepError;
-use crate::graph::{BufferId, Domain, Node, Op};
+use crate::graph::{BufferId, Domain, Node, Op, Segment};
 use crate::models::{Activation, TensorId};
 use crate::window::Input;
 
@@ -22,6 +22,8 @@ pub struct Cpu {
     pool: Pool,
     /// `0, 1, 2, ...`: the row list of products that take all rows.
     identity: Vec<u32>,
+    /// Per thread where the weights begin that it was told to ask for when it was done with the last products.
+    asked: Vec<usize>,
     /// Per thread.
     scratch: Vec<attention::Scratch>,
     /// What partitions gave that are merged later.
@@ -35,7 +37,7 @@ impl Cpu {
     /// A backend over these kernels and threads.
     pub fn new(kernels: Kernels, pool: Pool) -> Cpu {
         let scratch = std::iter::repeat_with(Default::default).take(pool.threads()).collect();
-        Cpu { kernels, pool, identity: Vec::new(), scratch, records: Vec::new() }
+        Cpu { kernels, pool, identity: Vec::new(), asked: Vec::new(), scratch, records: Vec::new() }
     }
 
     /// The kernels it runs.
@@ -83,6 +85,33 @@ impl Cpu {
 
 impl Backend for Cpu {
     fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
+        self.run_before(&[], node, buffers, pass)
+    }
+
+    fn run_segment(
+        &mut self,
+        segment: &Segment,
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+        after: &mut dyn FnMut(&Node, &Buffers, &Pass<'_>),
+    ) -> Result<(), StepError> {
+        for (i, node) in segment.nodes.iter().enumerate() {
+            self.run_before(&segment.nodes[i + 1..], node, buffers, pass)?;
+            after(node, buffers, pass);
+        }
+        Ok(())
+    }
+}
+
+impl Cpu {
+    /// Runs an operation; `later` are those that follow, as far as they are known.
+    fn run_before(
+        &mut self,
+        later: &[Node],
+        node: &Node,
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError> {
         match &node.op {
             Op::Embed { table, out } => self.embed(buffers, pass, *table, *out),
             Op::Hidden { out } => {
@@ -90,10 +119,7 @@ impl Backend for Cpu {
                     out.copy_from_slice(&pass.window.hidden[row * out.len()..][..out.len()]);
                 });
             }
-            Op::Linear { linear, x, out } => self.linear(buffers, pass, linear, *x, *out),
-            Op::ExpertLinear { linear, x, out, gather } => {
-                self.expert_linear(buffers, pass, linear, *x, *out, *gather);
-            }
+            Op::Linear { .. } | Op::ExpertLinear { .. } => self.products(buffers, pass, &node.op, later),
             Op::Quantize { x, out } => self.quantize(buffers, *x, *out),
             Op::StoreCells { layer, k, v } => self.store_cells(buffers, pass, *layer, *k, *v),
             Op::StoreIndex { layer, k, indexer, eps } => {
@@ -144,7 +170,7 @@ impl Cpu {
         let table = pass.weights.rows(table);
         self.write_rows(buffers, out, |_, row, out| match pass.window.rows[row].input {
             Input::Token(token) => {
-                quant::dequantize_row(table.dtype, table.row(token as usize), out)
+                quant::dequantize_row(table.dtype, &table.row_of_file(token as usize), out)
                     .expect("types are checked when the model is loaded");
             }
             Input::Embedding(i) => {

@@ -4,18 +4,16 @@ use kernels::{Kernels, Tile, WeightRows, split_grid};
 
 use super::Cpu;
 use crate::backend::{Buffers, Pass};
-use crate::graph::{BufferId, Input};
-use crate::models::Linear;
+use crate::graph::{BufferId, Input, Node, Op, Product};
 
 /// Columns of a tile are a multiple of this, so that kernels that work on several weight rows stay full.
 const TILE_COLUMNS: usize = 16;
 /// Most columns of a tile when there are many rows: their weights stay in the second-level cache.
 const TILE_COLUMNS_MAX: usize = 128;
-/// Tiles per thread, so that a thread that was held up does not hold up the others for long.
+/// Tiles per thread when there are many rows, so that a thread that was held up does not hold up the others for long.
 const TILES_PER_THREAD: usize = 4;
-/// Fewest bytes of weights in a tile of one row: the first bytes of a tile come as slowly as memory answers, the later ones
-/// while the earlier are multiplied.
-const TILE_BYTES_MIN: usize = 128 * 1024;
+/// Bytes of weights in a tile of one row: few, so that no thread waits long for the last one of another.
+const TILE_BYTES: usize = 64 * 1024;
 
 impl Cpu {
     pub(super) fn quantize(&self, buffers: &mut Buffers, x: BufferId, out: BufferId) {
@@ -37,69 +35,68 @@ impl Cpu {
         self.pool.for_each(&mut bands, |(((x, q), d), sum16)| self.kernels.quantize_row(x, q, d, sum16));
     }
 
-    pub(super) fn linear(
-        &mut self,
-        buffers: &mut Buffers,
-        pass: &Pass<'_>,
-        linear: &Linear,
-        x: Input,
-        out: BufferId,
-    ) {
-        let mut target = buffers.take(out);
-        let values = buffers.rows(out) * buffers.width(out);
-        let rows = values / linear.outputs;
-        self.grow_identity(rows);
-        let weights = pass.weights.rows(linear.weight);
-        let bounds = self.column_bounds(linear.outputs, weights.row_bytes(), rows);
-        let mut tiles = split_grid(&mut target[..values], linear.outputs, &[0, rows], &bounds);
-        let scale = linear.scale.map(|id| pass.weights.vector(id)[0]);
-        let bias = linear.bias.map(|id| pass.weights.vector(id));
-        self.pool.for_each(&mut tiles, |tile| {
-            let rows_of_weights = weights.slice(tile.column0(), tile.columns());
-            self.tile(buffers, &rows_of_weights, linear.inputs, x, &self.identity[..rows], tile);
-            finish(tile, scale, bias);
-        });
-        buffers.put(out, target);
-    }
-
-    pub(super) fn expert_linear(
-        &mut self,
-        buffers: &mut Buffers,
-        pass: &Pass<'_>,
-        linear: &Linear,
-        x: Input,
-        out: BufferId,
-        gather: bool,
-    ) {
-        let routing = &pass.routing;
-        if routing.groups.is_empty() {
+    /// Runs a [`Op::Linear`] or [`Op::ExpertLinear`]; `later` are the nodes after it.
+    pub(super) fn products(&mut self, buffers: &mut Buffers, pass: &Pass<'_>, op: &Op, later: &[Node]) {
+        let step = Step::new(op, buffers, pass, self.pool.threads()).expect("an operation of products");
+        if step.is_empty() {
             return;
         }
-        let mut target = buffers.take(out);
-        let values = routing.len() * linear.outputs;
-        self.grow_identity(routing.len());
-        let mut row_bounds: Vec<usize> = routing.groups.iter().map(|&(_, first)| first).collect();
-        row_bounds.push(routing.len());
-        let rows_per_expert = routing.len().div_ceil(routing.groups.len());
-        let experts = pass.experts.as_ref().expect("experts are acquired after their router");
-        let row_bytes = experts.rows(linear.weight, 0).row_bytes();
-        let bounds = self.column_bounds(linear.outputs, row_bytes, rows_per_expert);
-        let mut tiles = split_grid(&mut target[..values], linear.outputs, &row_bounds, &bounds);
-        let scales = linear.scale.map(|id| pass.weights.vector(id));
-        let rows = if gather { &routing.rows } else { &self.identity };
-        self.pool.for_each(&mut tiles, |tile| {
-            let group = routing.groups.partition_point(|&(_, first)| first <= tile.row0()) - 1;
-            let expert = routing.groups[group].0 as usize;
-            let weights = experts.rows(linear.weight, group);
-            let rows_of_weights = weights.slice(tile.column0(), tile.columns());
-            let rows = &rows[tile.row0()..][..tile.rows()];
-            self.tile(buffers, &rows_of_weights, linear.inputs, x, rows, tile);
-            finish(tile, scales.map(|s| s[if s.len() == 1 { 0 } else { expert }]), None);
+        let rows = step.row_bounds[step.row_bounds.len() - 1];
+        self.grow_identity(rows);
+        let mut targets: Vec<_> = step.parts.iter().map(|part| buffers.take(part.out)).collect();
+        let mut weights = step.items();
+        self.chain(
+            &mut weights,
+            later.iter().find_map(|node| Step::new(&node.op, buffers, pass, self.pool.threads())),
+        );
+        let mut weights = weights.into_iter();
+        let mut items = Vec::with_capacity(weights.len());
+        for ((part, target), bounds) in step.parts.iter().zip(&mut targets).zip(&step.bounds) {
+            let outputs = part.linear.outputs;
+            let grid = split_grid(&mut target[..rows * outputs], outputs, &step.row_bounds, bounds);
+            items.extend(
+                grid.into_iter().zip(&mut weights).map(|(tile, weights)| (&part.linear, weights, tile)),
+            );
+        }
+        assert!(weights.next().is_none(), "an item of weights for each tile");
+        let of_inputs = match op {
+            Op::ExpertLinear { gather: true, .. } => &pass.routing.rows,
+            _ => &self.identity,
+        };
+        let (x, experts) = (step.x, matches!(op, Op::ExpertLinear { .. }));
+        let matrix = |tile: &Tile<'_>| if experts { pass.routing.expert_of(tile.row0()) as usize } else { 0 };
+        self.pool.for_each(&mut items, |(linear, weights, tile)| {
+            let rows = &of_inputs[tile.row0()..][..tile.rows()];
+            self.product(buffers, weights, linear.inputs, x, rows, tile);
+            let scale = linear.scale.map(|id| match pass.weights.vector(id) {
+                &[one] => one,
+                each => each[matrix(tile)],
+            });
+            finish(tile, scale, linear.bias.map(|id| pass.weights.vector(id)));
         });
-        buffers.put(out, target);
+        step.parts.iter().zip(targets).for_each(|(part, target)| buffers.put(part.out, target));
     }
 
-    fn tile(
+    /// Tells each item's weights what its thread reads before and after them: the neighbour in its run, or what it had been
+    /// told to ask for at the end of the step before; and at the end the first of `next`, the step that follows.
+    fn chain<'w>(&mut self, items: &mut [WeightRows<'w>], next: Option<Step<'w, '_>>) {
+        let next = next.map_or(Vec::new(), |step| step.items());
+        let asked = std::mem::take(&mut self.asked);
+        let starts: Vec<usize> = self.pool.runs(items.len()).chain([items.len()]).collect();
+        for (thread, next_start) in self.pool.runs(next.len()).enumerate() {
+            let run = starts[thread]..starts[thread + 1];
+            let next: &[u8] = next.get(next_start).map_or(&[], |weights| weights.bytes);
+            let before = asked.get(thread).copied();
+            for i in run.clone() {
+                let asked = i > run.start || before == Some(items[i].bytes.as_ptr().addr());
+                let after = if i + 1 < run.end { items[i + 1].bytes } else { next };
+                items[i] = items[i].continued(asked, after);
+            }
+            self.asked.push(next.as_ptr().addr());
+        }
+    }
+
+    fn product(
         &self,
         buffers: &Buffers,
         weights: &WeightRows<'_>,
@@ -120,22 +117,88 @@ impl Cpu {
         let have = self.identity.len();
         self.identity.extend(have as u32..rows.max(have) as u32);
     }
+}
 
-    fn column_bounds(&self, columns: usize, row_bytes: usize, rows: usize) -> Vec<usize> {
-        let threads = self.pool.threads();
-        let mut tiles = threads * TILES_PER_THREAD;
-        if rows == 1 {
-            // A multiple of the threads, so that none has one more than another.
-            tiles = tiles.min(columns * row_bytes / TILE_BYTES_MIN / threads * threads).max(threads);
+/// Products that the threads share: for every part, for every group of rows, from band to band of columns.
+struct Step<'w, 'n> {
+    parts: &'n [Product],
+    x: Input,
+    /// Between the groups, which have a matrix each.
+    row_bounds: Vec<usize>,
+    /// Of each part, of each group.
+    matrices: Vec<Vec<WeightRows<'w>>>,
+    /// Of each part.
+    bounds: Vec<Vec<usize>>,
+}
+
+impl<'w, 'n> Step<'w, 'n> {
+    /// None if the operation is none of products, or experts are not there yet.
+    fn new(op: &'n Op, buffers: &Buffers, pass: &Pass<'w>, threads: usize) -> Option<Step<'w, 'n>> {
+        let (x, parts, row_bounds, matrices): (_, &[Product], Vec<usize>, Vec<Vec<WeightRows<'w>>>) = match op
+        {
+            Op::Linear { x, parts } => {
+                let values = buffers.rows(parts[0].out) * buffers.width(parts[0].out);
+                let matrices = parts.iter().map(|part| vec![pass.weights.rows(part.linear.weight)]).collect();
+                (x, parts, vec![0, values / parts[0].linear.outputs], matrices)
+            }
+            Op::ExpertLinear { x, parts, .. } => {
+                let (routing, experts) = (&pass.routing, pass.experts.as_ref()?);
+                let of = |part: &Product| {
+                    (0..routing.groups.len()).map(|group| experts.rows(part.linear.weight, group)).collect()
+                };
+                let firsts = routing.groups.iter().map(|&(_, first)| first);
+                (x, parts, firsts.chain([routing.len()]).collect(), parts.iter().map(of).collect())
+            }
+            _ => return None,
+        };
+        let mut step = Step { parts, x: *x, row_bounds, matrices, bounds: Vec::new() };
+        if !step.is_empty() {
+            step.bounds = step.column_bounds(threads);
         }
-        let mut step = columns.div_ceil(tiles).next_multiple_of(TILE_COLUMNS);
-        if rows > 1 {
-            step = step.min(TILE_COLUMNS_MAX);
+        Some(step)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.row_bounds.last() == Some(&0)
+    }
+
+    /// The weights of each item, in order.
+    fn items(&self) -> Vec<WeightRows<'w>> {
+        let mut items = Vec::new();
+        for (matrices, bounds) in self.matrices.iter().zip(&self.bounds) {
+            for matrix in matrices {
+                items.extend(bounds.windows(2).map(|band| matrix.slice(band[0], band[1] - band[0])));
+            }
         }
-        if threads == 1 && rows == 1 {
-            step = columns;
-        }
-        (0..columns).step_by(step).chain([columns]).collect()
+        items
+    }
+
+    /// Bounds of bands of columns, for each part.
+    fn column_bounds(&self, threads: usize) -> Vec<Vec<usize>> {
+        let groups = self.row_bounds.len() - 1;
+        let rows = self.row_bounds[groups].div_ceil(groups);
+        let outputs = |part: &Product| part.linear.outputs;
+        let columns: usize = self.parts.iter().map(outputs).sum();
+        let row_bytes = |part: usize| self.matrices[part][0].row_bytes();
+        let bytes: usize = (0..self.parts.len()).map(|i| outputs(&self.parts[i]) * row_bytes(i)).sum();
+        // With one row a number of items that the threads can share evenly.
+        let item_bytes =
+            bytes.div_ceil((groups * bytes).div_ceil(TILE_BYTES).next_multiple_of(threads).div_ceil(groups));
+        let step = |i: usize| {
+            let columns_of_part = outputs(&self.parts[i]);
+            if rows > 1 {
+                let step = columns.div_ceil(threads * TILES_PER_THREAD).next_multiple_of(TILE_COLUMNS);
+                return step.min(TILE_COLUMNS_MAX);
+            }
+            if threads == 1 {
+                return columns_of_part;
+            }
+            let items = (columns_of_part * row_bytes(i) + item_bytes / 2) / item_bytes;
+            columns_of_part.div_ceil(items.max(1)).next_multiple_of(TILE_COLUMNS)
+        };
+        let bounds =
+            |i| (0..outputs(&self.parts[i])).step_by(step(i)).chain([outputs(&self.parts[i])]).collect();
+        (0..self.parts.len()).map(bounds).collect()
     }
 }
 

@@ -172,8 +172,12 @@ impl Cpu {
         let heads = spec.heads();
         self.write_rows(buffers, out, |_, row, out| {
             for (head, out) in out.chunks_exact_mut(spec.row_width).enumerate() {
-                quant::dequantize_row(table.dtype, table.row(rows[row * heads + head] as usize), out)
-                    .expect("types are checked when the model is loaded");
+                quant::dequantize_row(
+                    table.dtype,
+                    &table.row_of_file(rows[row * heads + head] as usize),
+                    out,
+                )
+                .expect("types are checked when the model is loaded");
             }
         });
     }
