@@ -33,7 +33,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Weights {
     /// Copies mapped matrices into huge pages, in the order of the specification, but no n-gram tables, and gives up
-    /// their mapped pages. Passes may go on meanwhile, and see the same bytes throughout. `go_on` hears after each piece of
+    /// their mapped pages. Passes may go on meanwhile, and see the same rows throughout. `go_on` hears after each piece of
     /// at most 2 MiB how many bytes this call has copied, and ends it by saying no; matrices before the one at hand stay moved,
     /// and another call goes on with the rest. Answers with the bytes of matrices that this call moved.
     ///
