@@ -1,4 +1,4 @@
-//! `cargo xtask emulate`: the kernels' unit tests on a CPU that this machine does not have.
+//! `cargo xtask emulate`: the kernels' tests on a CPU that this machine does not have.
 //!
 //! An instruction set that no machine at hand can run would otherwise be code that nobody ever ran. Emulated it is slow and
 //! says nothing about speed, but every bit of a result is that of the instructions.
@@ -15,9 +15,9 @@ use serde_json::Value;
 use crate::process;
 
 /// The test that fails where the CPU lacks the instruction set, so that a run without it cannot pass unseen.
-const PRESENCE_TEST: &str = "tests::the_best_instruction_set_is_there";
+const PRESENCE_TEST: &str = "the_best_instruction_set_is_there";
 
-/// Runs the unit tests of `kernels` on the processor named first, `avx512` or `neon`; those whose name contains the
+/// Runs the tests of `kernels` on the processor named first, `avx512` or `neon`; those whose name contains the
 /// filter that may follow. Everything is kept below `target/emulate`.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ fn unpack(apt: &[String], folder: &Path, packages: &[&str], name: &str) -> Resul
     Ok(unpacked)
 }
 
-/// Builds by `cargo test ... --no-run` and returns the program of the unit tests.
+/// Builds by `cargo test ... --no-run` and returns the test program.
 fn test_program(mut cargo: Command) -> Result<PathBuf, String> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let messages = process::read(cargo)?;
@@ -83,7 +83,7 @@ fn test_program(mut cargo: Command) -> Result<PathBuf, String> {
     programs
         .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
         .next_back()
-        .ok_or_else(|| "cargo built no program of unit tests".into())
+        .ok_or_else(|| "cargo built no test program".into())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ cargo xtask NAME
   tidy [--lower]            the invariants of the tree; --lower takes improved counts into the ratchet
   mutate [--quick | NAME]   breaks each rule of purity once in a copy and sees its test fail
   emulate avx512 | neon [FILTER]
-                            the kernels' unit tests on a CPU that this machine need not have
+                            the kernels' tests on a CPU that this machine need not have
   qualify                   the long checks, by hand; appends their figures to bench/qualify.csv
 ";
 

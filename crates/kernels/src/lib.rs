@@ -20,8 +20,6 @@ mod peak;
 pub mod quant;
 pub mod scalar;
 pub mod table;
-#[cfg(test)]
-mod tests;
 pub mod tile;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;

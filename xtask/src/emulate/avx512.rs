@@ -52,7 +52,7 @@ debug: action=ignore
 ";
 
 /// Bochs 2.7 rounds up where a value lies halfway between two of half precision. F16C of a real CPU passes.
-const SKIPPED: &str = "tests::floats::half_precision_ties";
+const SKIPPED: &str = "floats::half_precision_ties";
 
 /// What the initial process says when the tests have ended, before their exit status.
 const ENDED: &str = "tests ended: ";
@@ -61,7 +61,7 @@ const ENDED: &str = "tests ended: ";
 pub fn run(root: &Path, folder: &Path, filter: &str) -> Result<(), String> {
     install(NEEDED)?;
     let kernel = kernel(folder)?;
-    let tests = test_program(command(root, "cargo test --package kernels --lib"))?;
+    let tests = test_program(command(root, "cargo test --package kernels --test kernels"))?;
     image(folder, &kernel, &tests, filter)?;
     let serial = boot(folder)?;
     judge(&serial)

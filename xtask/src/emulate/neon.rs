@@ -27,7 +27,7 @@ pub fn run(root: &Path, folder: &Path, filter: &str) -> Result<(), String> {
     if !rust.join("lib/rustlib").join(TARGET).exists() {
         compiler(folder)?;
     }
-    let mut cargo = command(root, "cargo test --package kernels --lib");
+    let mut cargo = command(root, "cargo test --package kernels --test kernels");
     cargo.args(["--target", TARGET, "--target-dir"]).arg(folder.join("target"));
     cargo.env("RUSTC", rust.join("bin/rustc"));
     cargo.env("LD_LIBRARY_PATH", rust.join("lib/x86_64-linux-gnu"));

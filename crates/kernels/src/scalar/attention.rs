@@ -122,7 +122,7 @@ pub fn merge_partition(
 }
 
 /// Cell `cell` of cells of `out.len()` values in single precision.
-pub(crate) fn widen(cells: Cells<'_>, cell: usize, out: &mut [f32]) {
+pub fn widen(cells: Cells<'_>, cell: usize, out: &mut [f32]) {
     let width = out.len();
     match cells {
         Cells::F32(cells) => out.copy_from_slice(&cells[cell * width..][..width]),

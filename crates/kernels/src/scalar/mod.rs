@@ -9,10 +9,8 @@ mod matmul;
 mod recurrent;
 mod reduce;
 
-#[cfg(test)]
-pub(crate) use attention::widen;
 pub use attention::{
-    accumulate_values, attend_partition, merge_partition, score_blocks, score_keys, softmax_partition,
+    accumulate_values, attend_partition, merge_partition, score_blocks, score_keys, softmax_partition, widen,
 };
 pub use elementwise::{
     add, add_scaled, apply_rope_adjacent, apply_rope_halves, mix_streams, multiply_sigmoid, multiply_silu,

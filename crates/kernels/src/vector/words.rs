@@ -608,6 +608,13 @@ fn sixteen_scales<S: Words>(s: S, scales: [S::B; 4], shift: i32, heads: &mut Hea
 }
 
 #[inline(always)]
+fn end_four<S: Words, K: Sink<S>>(s: S, heads: &Heads<S>, sink: &mut K, sums: [K::Sum; 4], g: usize) {
+    each!(q in 0 1 2 3 => {
+        sink.end(s, heads, sums[q], g + q);
+    });
+}
+
+#[inline(always)]
 fn q6_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>, sink: &mut K) {
     heads.d[0][0] = rows.trailing_float(s, 208);
     sixteen_scales(s, rows.words(s, 192), 5, heads);
@@ -625,9 +632,7 @@ fn q6_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>
                 sink.put(s, heads, &mut sums[2 + q], g + 2 + q, h, codes);
             });
         });
-        each!(q in 0 1 2 3 => {
-            sink.end(s, heads, sums[q], g + q);
-        });
+        end_four(s, heads, sink, sums, g);
     });
 }
 
@@ -644,15 +649,15 @@ fn q2_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>
         heads.pairs[g] = s.pairs(minima, [byte, byte + 1]);
     }
     each!(half in 0 1 => {
-        let words = [rows.words(s, 16 + 32 * half), rows.words(s, 32 + 32 * half)];
-        each!(q in 0 1 2 3 => {
-            let g = 4 * half + q;
-            let mut sum = sink.begin(s);
-            each!(h in 0 1 => {
-                sink.put(s, heads, &mut sum, g, h, bits(s, &words[h], 2 * q as i32, 3));
+        let g = 4 * half;
+        let mut sums = [sink.begin(s); 4];
+        each!(h in 0 1 => {
+            let words = rows.words(s, 16 + 32 * half + 16 * h);
+            each!(q in 0 1 2 3 => {
+                sink.put(s, heads, &mut sums[q], g + q, h, bits(s, &words, 2 * q as i32, 3));
             });
-            sink.end(s, heads, sum, g);
         });
+        end_four(s, heads, sink, sums, g);
     });
 }
 
@@ -668,16 +673,17 @@ fn q3_k<S: Words, R: Source<S>, K: Sink<S>>(s: S, rows: &R, heads: &mut Heads<S>
     sixteen_scales(s, scales, 2, heads);
     let high = [rows.words(s, 0), rows.words(s, 16)];
     each!(half in 0 1 => {
-        let words = [rows.words(s, 32 + 32 * half), rows.words(s, 48 + 32 * half)];
-        each!(q in 0 1 2 3 => {
-            let g = 4 * half + q;
-            let mut sum = sink.begin(s);
-            each!(h in 0 1 => {
-                let codes = or(s, bits(s, &words[h], 2 * q as i32, 3), bits(s, &high[h], g as i32 - 2, 4));
-                sink.put(s, heads, &mut sum, g, h, codes);
+        let g = 4 * half;
+        let mut sums = [sink.begin(s); 4];
+        each!(h in 0 1 => {
+            let words = rows.words(s, 32 + 32 * half + 16 * h);
+            each!(q in 0 1 2 3 => {
+                let bit = (4 * half + q) as i32;
+                let codes = or(s, bits(s, &words, 2 * q as i32, 3), bits(s, &high[h], bit - 2, 4));
+                sink.put(s, heads, &mut sums[q], g + q, h, codes);
             });
-            sink.end(s, heads, sum, g);
         });
+        end_four(s, heads, sink, sums, g);
     });
 }
 

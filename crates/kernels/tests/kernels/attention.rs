@@ -1,8 +1,8 @@
 //! Queries against partitions, pooled keys and the merging of partitions, with caches in every element type.
 
 use super::{Random, assert_same, for_each_isa, scalar};
-use crate::attention::{Attended, Cells, Partition, Queries, SCALE_VALUES, Seen};
-use crate::{Kernels, PARTITION_CELLS};
+use kernels::attention::{Attended, Cells, Partition, Queries, SCALE_VALUES, Seen};
+use kernels::{Kernels, PARTITION_CELLS};
 
 /// Head widths with cells of a partition.
 const SHAPES: [(usize, usize); 13] = [
@@ -236,7 +236,7 @@ fn scores_of_more_blocks_than_a_partition_has_cells() {
 fn int8_cells_are_codes_times_scales() {
     let codes: Vec<i8> = (0..2 * 65).map(|i| (i - 65) as i8).collect();
     let mut cell = [0.0; 65];
-    crate::scalar::widen(Cells::Int8 { codes: &codes, scales: &[9.0, 9.0, 0.3, 2.0] }, 1, &mut cell);
+    kernels::scalar::widen(Cells::Int8 { codes: &codes, scales: &[9.0, 9.0, 0.3, 2.0] }, 1, &mut cell);
     assert_eq!(cell[..2], [0.0, 1.0 * 0.3]);
     assert_eq!(cell[63..], [63.0 * 0.3, 64.0 * 2.0]);
 }

@@ -3,8 +3,8 @@
 use gguf::TensorType;
 
 use super::{Random, assert_same, for_each_isa, scalar};
-use crate::quant::{FORMATS, group};
-use crate::{Int8Rows, Int8RowsMut, Kernels, Layout, Tile, WeightRows, can_interleave, interleave};
+use kernels::quant::{FORMATS, group};
+use kernels::{Int8Rows, Int8RowsMut, Kernels, Layout, Tile, WeightRows, can_interleave, interleave};
 
 /// Activation rows in int8 with room of their own.
 struct Activations {
@@ -230,7 +230,7 @@ fn an_int8_product_in_a_part_of_a_matrix_leaves_the_rest_alone() {
     let weights = WeightRows::new(TensorType::Q8_0, k, &bytes);
     let run = |kernels: &Kernels| {
         let mut matrix = vec![7.0; rows * columns];
-        for mut tile in crate::split_grid(&mut matrix, columns, &[1, 4, 9], &[3, 4, 38]) {
+        for mut tile in kernels::split_grid(&mut matrix, columns, &[1, 4, 9], &[3, 4, 38]) {
             let picked: Vec<u32> = (0..tile.rows()).map(|r| (tile.row0() + r) as u32).collect();
             let weights = weights.slice(tile.column0(), tile.columns());
             kernels.matmul_int8(&weights, &x.rows(), &picked, &mut tile);
@@ -259,7 +259,7 @@ fn float_products() {
                             TensorType::F32 => ordinary.iter().flat_map(value).collect(),
                             TensorType::F16 => ordinary
                                 .iter()
-                                .flat_map(|&x| crate::quant::f32_to_f16(x).to_le_bytes())
+                                .flat_map(|&x| kernels::quant::f32_to_f16(x).to_le_bytes())
                                 .collect(),
                             _ => ordinary.iter().flat_map(|x| value(x)[2..].to_vec()).collect(),
                         }

@@ -1,7 +1,7 @@
 //! Element-wise operations, sums, recurrent steps.
 
 use super::{Random, assert_same, for_each_isa, lengths, scalar};
-use crate::Kernels;
+use kernels::Kernels;
 
 /// Runs `f` on ordinary and wild values of every length.
 fn check(name: &str, f: impl Fn(&Kernels, &mut Random, bool, usize) -> Vec<f32>) {
@@ -166,7 +166,7 @@ fn half_precision() {
 /// round these to even.
 #[test]
 fn half_precision_ties() {
-    let halves = (0..0x7c00u32).map(|half| crate::quant::f16_to_f32(half as u16));
+    let halves = (0..0x7c00u32).map(|half| kernels::quant::f16_to_f32(half as u16));
     let above: Vec<u32> = halves.map(|x| x.to_bits() + 0x1000).collect();
     // The unit of those below 2^-14 is 2^-24.
     let subnormal: Vec<u32> = (0..1024).map(|n| ((n as f32 + 0.5) / (1 << 24) as f32).to_bits()).collect();

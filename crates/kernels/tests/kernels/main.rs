@@ -2,9 +2,11 @@
 
 mod attention;
 mod floats;
+mod math;
 mod products;
+mod tile;
 
-use crate::{Isa, Kernels};
+use kernels::{Isa, Kernels};
 
 /// Row lengths: every short one, odd ones, those of real models.
 fn lengths() -> impl Iterator<Item = usize> {
