@@ -19,6 +19,7 @@ use crate::memory::ngram_tables;
 use crate::models::{Binding, Form, ModelSpec, TensorId};
 
 pub(crate) use moving::Mover;
+use moving::PIECE_BYTES;
 
 /// Mapped files and the tensors in them, in the order of [`ModelSpec::tensors`].
 pub struct Weights {
@@ -133,20 +134,15 @@ impl Weights {
     pub fn rows(&self, id: TensorId) -> WeightRows<'_> {
         match &self.held[id.0 as usize] {
             Held::Rows { bytes, dtype, row_values, interleaves } => {
-                let own = match bytes {
-                    Bytes::Mapped { moved, .. } => moved.get(),
-                    Bytes::Read(lease) => Some(lease),
+                let of_copy = if *interleaves { Layout::Interleaved } else { Layout::Rows };
+                let (bytes, layout): (&[u8], Layout) = match bytes {
+                    Bytes::Mapped { map, range, moved } => match moved.get() {
+                        Some(lease) => (lease, of_copy),
+                        None => (&self.maps[*map][range.clone()], Layout::Rows),
+                    },
+                    Bytes::Read(lease) => (lease, of_copy),
                 };
-                match (own, bytes) {
-                    (Some(lease), _) if *interleaves => {
-                        WeightRows::laid_out(*dtype, *row_values, lease, Layout::Interleaved)
-                    }
-                    (Some(lease), _) => WeightRows::new(*dtype, *row_values, lease),
-                    (None, Bytes::Mapped { map, range, .. }) => {
-                        WeightRows::new(*dtype, *row_values, &self.maps[*map][range.clone()])
-                    }
-                    (None, Bytes::Read(_)) => unreachable!("what was read is there"),
-                }
+                WeightRows::laid_out(*dtype, *row_values, bytes, layout)
             }
             Held::Vector(_) => panic!("tensor {} is held as a vector", id.0),
         }
@@ -299,7 +295,8 @@ fn interleave_in_place(matrices: Vec<(TensorType, usize, &mut [u8])>, threads: u
         }
     };
     thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
+        // Where the system gives no more threads, those that are there do it.
+        (1..threads).for_each(|_| drop(thread::Builder::new().spawn_scoped(scope, work)));
         work();
     });
 }
@@ -315,9 +312,11 @@ fn hold(binding: &Binding, file: &ModelFile, first_map: usize, maps: &[Map]) -> 
     }
     if binding.form == Form::Rows {
         let bytes = Bytes::Mapped { map, range, moved: OnceLock::new() };
-        // Rows of one of the matrices that the tensor may hold.
+        // Rows of one of the matrices that the tensor may hold. Sixteen are copied at a time, into memory that no plan counts.
         let rows = info.shape.get(1).copied().unwrap_or(1) as usize;
-        let interleaves = kernels::can_interleave(info.dtype, rows);
+        let small =
+            info.dtype.row_bytes(binding.row_values).is_some_and(|row| INTERLEAVED_ROWS * row <= PIECE_BYTES);
+        let interleaves = small && kernels::can_interleave(info.dtype, rows);
         return Ok(Held::Rows { bytes, dtype: info.dtype, row_values: binding.row_values, interleaves });
     }
     let mut values = AlignedBuf::<f32>::zeroed(binding.row_values * binding.rows)?;

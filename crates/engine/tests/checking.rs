@@ -58,10 +58,16 @@ struct Undeclared {
 }
 
 impl Backend for Undeclared {
-    fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
-        let Op::Add { x, y } = node.op else { return self.inner.run(node, buffers, pass) };
+    fn run(
+        &mut self,
+        node: &Node,
+        later: &[Node],
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError> {
+        let Op::Add { x, y } = node.op else { return self.inner.run(node, later, buffers, pass) };
         if self.done {
-            return self.inner.run(node, buffers, pass);
+            return self.inner.run(node, later, buffers, pass);
         }
         self.done = true;
         let width = buffers.width(x);
@@ -73,7 +79,7 @@ impl Backend for Undeclared {
                 && buffers.rows(id) == buffers.rows(x)
         });
         for op in (self.what)(&node.op, other.expect("another buffer of that shape")) {
-            self.inner.run(&Node { op, taps: Vec::new() }, buffers, pass)?;
+            self.inner.run(&Node { op, taps: Vec::new() }, &[], buffers, pass)?;
         }
         Ok(())
     }

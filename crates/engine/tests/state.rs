@@ -447,12 +447,18 @@ struct Failing {
 }
 
 impl Backend for Failing {
-    fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
+    fn run(
+        &mut self,
+        node: &Node,
+        later: &[Node],
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError> {
         if self.operations_left == 0 {
             return Err(StepError::NotFinite { layer: 0, value: "a number", tensor: None });
         }
         self.operations_left -= 1;
-        self.inner.run(node, buffers, pass)
+        self.inner.run(node, later, buffers, pass)
     }
 }
 

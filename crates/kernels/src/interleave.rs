@@ -12,10 +12,9 @@ use gguf::TensorType;
 pub const INTERLEAVED_ROWS: usize = 16;
 
 /// How the bytes of rows lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// One row after another, as in the file.
-    #[default]
     Rows,
     /// Sixteen rows side by side, then the next sixteen.
     Interleaved,
@@ -24,7 +23,7 @@ pub enum Layout {
 /// Bytes of a word.
 const WORD: usize = 4;
 
-/// Whether so many rows of a type can be interleaved.
+/// Whether so many rows of a type can be interleaved: where products unpack sixteen at once and ask for what is read next.
 pub fn can_interleave(dtype: TensorType, rows: usize) -> bool {
     rows.is_multiple_of(INTERLEAVED_ROWS)
         && matches!(
@@ -55,7 +54,7 @@ fn words(dtype: TensorType) -> Range<usize> {
     }
 }
 
-/// Calls `copy(row, at, len)` for every part of a block: where the row's part begins in its block, and its bytes.
+/// Calls `copy(at, len)` for every part of a block: where it begins, and its bytes.
 fn parts(dtype: TensorType, mut copy: impl FnMut(usize, usize)) {
     let (words, bytes) = (words(dtype), dtype.block_bytes());
     if words.start > 0 {

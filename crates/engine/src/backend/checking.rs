@@ -23,7 +23,13 @@ impl<B: Backend> Checking<B> {
 }
 
 impl<B: Backend> Backend for Checking<B> {
-    fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
+    fn run(
+        &mut self,
+        node: &Node,
+        later: &[Node],
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError> {
         let access = node.op.access();
         let slot = |buffers: &Buffers, id: &BufferId| buffers.spec(*id).slot;
         let slots = |ids: &[BufferId]| ids.iter().map(|id| slot(buffers, id)).collect::<Vec<u16>>();
@@ -51,7 +57,7 @@ impl<B: Backend> Backend for Checking<B> {
                 }
             }
         }
-        let result = self.inner.run(node, buffers, pass);
+        let result = self.inner.run(node, later, buffers, pass);
         let intact = |values: &[f32]| values.iter().all(|v| v.to_bits() == POISON.to_bits());
         for (id, float, int8) in hidden {
             if written.contains(&slot(buffers, &id)) {

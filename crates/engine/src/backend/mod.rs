@@ -20,8 +20,14 @@ use crate::window::Window;
 
 /// Runs the operations of a segment over a window.
 pub trait Backend: Send {
-    /// Runs one operation.
-    fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError>;
+    /// Runs one operation. `later` are those that follow it in its segment: what a backend may get ready for.
+    fn run(
+        &mut self,
+        node: &Node,
+        later: &[Node],
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError>;
 
     /// Runs a segment; `after` sees every node when it is done.
     fn run_segment(
@@ -31,8 +37,8 @@ pub trait Backend: Send {
         pass: &mut Pass<'_>,
         after: &mut dyn FnMut(&Node, &Buffers, &Pass<'_>),
     ) -> Result<(), StepError> {
-        for node in &segment.nodes {
-            self.run(node, buffers, pass)?;
+        for (i, node) in segment.nodes.iter().enumerate() {
+            self.run(node, &segment.nodes[i + 1..], buffers, pass)?;
             after(node, buffers, pass);
         }
         Ok(())

@@ -23,7 +23,7 @@ use crate::error::LoadError;
 use crate::memory::MOVE_MARGIN_BYTES_MIN;
 
 /// Copied at once: a huge page, below a millisecond.
-const PIECE_BYTES: usize = STEP_BYTES_MIN;
+pub(super) const PIECE_BYTES: usize = STEP_BYTES_MIN;
 
 /// How often the thread asks what memory is left: asking takes as long as copying some hundred KiB.
 const ASK_EVERY_BYTES: u64 = 64 << 20;
@@ -48,8 +48,7 @@ impl Weights {
         for Movable { map, range, moved, sixteen_rows } in left {
             let mut lease = segment.lease(range.len())?;
             // Sixteen rows stay together.
-            let piece_bytes =
-                sixteen_rows.map_or(PIECE_BYTES, |(_, bytes)| (PIECE_BYTES / bytes).max(1) * bytes);
+            let piece_bytes = sixteen_rows.map_or(PIECE_BYTES, |(_, bytes)| PIECE_BYTES / bytes * bytes);
             for (i, piece) in lease.chunks_mut(piece_bytes).enumerate() {
                 let offset = range.start + i * piece_bytes;
                 match sixteen_rows {

@@ -132,6 +132,12 @@ fn a_panic_reaches_the_caller_after_all_stopped_and_the_pool_goes_on() {
         assert_eq!(*message, format!("item {bad} is bad"));
         assert_eq!(inside.into_inner(), 0);
         assert!(items.iter().all(|&(_, calls)| calls <= 1) && items[bad].1 == 1);
+        // Items are taken from the two ends of a run, so what is left of it are neighbours.
+        let starts: Vec<usize> = pool.runs(items.len()).chain([items.len()]).collect();
+        for run in starts.windows(2) {
+            let left: Vec<usize> = (run[0]..run[1]).filter(|&item| items[item].1 == 0).collect();
+            assert!(left.windows(2).all(|pair| pair[1] == pair[0] + 1), "{left:?}");
+        }
         let mut after = vec![0; 100];
         pool.for_each(&mut after, |item| *item += 1);
         assert_eq!(after, vec![1; 100]);

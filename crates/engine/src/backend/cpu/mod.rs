@@ -12,7 +12,7 @@ use sys::pool::Pool;
 
 use super::{Backend, Buffers, Pass};
 use crate::error::StepError;
-use crate::graph::{BufferId, Domain, Node, Op, Segment};
+use crate::graph::{BufferId, Domain, Node, Op};
 use crate::models::{Activation, TensorId};
 use crate::window::Input;
 
@@ -84,31 +84,10 @@ impl Cpu {
 }
 
 impl Backend for Cpu {
-    fn run(&mut self, node: &Node, buffers: &mut Buffers, pass: &mut Pass<'_>) -> Result<(), StepError> {
-        self.run_before(&[], node, buffers, pass)
-    }
-
-    fn run_segment(
+    fn run(
         &mut self,
-        segment: &Segment,
-        buffers: &mut Buffers,
-        pass: &mut Pass<'_>,
-        after: &mut dyn FnMut(&Node, &Buffers, &Pass<'_>),
-    ) -> Result<(), StepError> {
-        for (i, node) in segment.nodes.iter().enumerate() {
-            self.run_before(&segment.nodes[i + 1..], node, buffers, pass)?;
-            after(node, buffers, pass);
-        }
-        Ok(())
-    }
-}
-
-impl Cpu {
-    /// Runs an operation; `later` are those that follow, as far as they are known.
-    fn run_before(
-        &mut self,
-        later: &[Node],
         node: &Node,
+        later: &[Node],
         buffers: &mut Buffers,
         pass: &mut Pass<'_>,
     ) -> Result<(), StepError> {

@@ -1,6 +1,6 @@
 //! Products of weights with rows.
 
-use kernels::{Kernels, Tile, WeightRows, split_grid};
+use kernels::{INTERLEAVED_ROWS, Kernels, Tile, WeightRows, can_interleave, split_grid};
 
 use super::Cpu;
 use crate::backend::{Buffers, Pass};
@@ -86,13 +86,15 @@ impl Cpu {
         for (thread, next_start) in self.pool.runs(next.len()).enumerate() {
             let run = starts[thread]..starts[thread + 1];
             let next: &[u8] = next.get(next_start).map_or(&[], |weights| weights.bytes);
-            let before = asked.get(thread).copied();
+            let mut before = asked.get(thread).copied();
             for i in run.clone() {
-                let asked = i > run.start || before == Some(items[i].bytes.as_ptr().addr());
+                let asked = before == Some(items[i].bytes.as_ptr().addr());
                 let after = if i + 1 < run.end { items[i + 1].bytes } else { next };
+                // Of some types nothing is asked for in advance.
+                before = can_interleave(items[i].dtype, INTERLEAVED_ROWS).then(|| after.as_ptr().addr());
                 items[i] = items[i].continued(asked, after);
             }
-            self.asked.push(next.as_ptr().addr());
+            self.asked.push(before.unwrap_or_default());
         }
     }
 
