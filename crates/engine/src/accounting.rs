@@ -1,27 +1,41 @@
-//! How many bytes a token costs.
+//! What a token costs.
 
+use std::collections::BTreeMap;
+
+use crate::graph::Part;
 use crate::models::{
     DeltaNetSpec, FeedForward, GateUp, LayerSpec, Linear, Mixer, ModelSpec, QkvProjection, ReadSpec, TensorId,
 };
 use crate::state::KvType;
 
-/// Bytes of weights that one token's forward pass reads.
+/// What a part of the forward pass costs a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ActiveBytes {
-    /// By every token: all that is not a routed expert, and a row of the embedding table.
-    pub dense: usize,
-    /// Of routed experts.
-    pub experts: usize,
+pub struct Work {
+    /// Bytes of weights that are read.
+    pub weight_bytes: usize,
+    /// Bytes of state that are read: keys and values, of a sparse layer those it may keep and all pooled keys, and the
+    /// matrices of delta nets.
+    pub state_bytes: usize,
+    /// Multiplications by weights.
+    pub products: usize,
 }
 
-/// What one token's forward pass reads; `bytes_of` answers with a tensor's bytes.
-pub(crate) fn active_bytes(spec: &ModelSpec, bytes_of: &dyn Fn(TensorId) -> usize) -> ActiveBytes {
-    let mut count = Count::layers(spec, bytes_of);
-    count.linear(&spec.output);
-    ActiveBytes {
-        dense: count.bytes - count.expert_bytes + bytes_of(spec.embedding) / spec.vocabulary,
-        experts: count.expert_bytes,
+/// What one token's forward pass costs behind `cells` others; `bytes_of` answers with a tensor's bytes.
+pub(crate) fn work(
+    spec: &ModelSpec,
+    kv: KvType,
+    cells: usize,
+    bytes_of: &dyn Fn(TensorId) -> usize,
+) -> BTreeMap<Part, Work> {
+    let mut count = Count { bytes_of, parts: BTreeMap::new() };
+    count.part(Part::Embedding).weight_bytes = bytes_of(spec.embedding) / spec.vocabulary;
+    for layer in &spec.layers {
+        count.layer(layer);
+        count.state(&layer.mixer, kv, cells);
     }
+    count.read(Part::Head, &spec.output_read);
+    count.linear(Part::Head, &spec.output);
+    count.parts
 }
 
 /// How many times as many experts `sequences` tokens choose as one does, if each chooses by chance: those that no other
@@ -38,110 +52,97 @@ pub(crate) fn distinct_experts(spec: &ModelSpec, sequences: usize) -> f64 {
     })
 }
 
-/// Multiplications by weights that one token's forward pass makes before the head.
-pub(crate) fn layer_products(spec: &ModelSpec) -> usize {
-    Count::layers(spec, &|_| 0).products
-}
-
-/// Bytes of state that the pass of the token after `cells` others reads: keys and values, of a sparse layer those it may
-/// keep and all pooled keys, and the matrices of delta nets.
-pub(crate) fn state_bytes_read(spec: &ModelSpec, kv: KvType, cells: usize) -> usize {
-    let layer = |layer: &LayerSpec| match &layer.mixer {
-        Mixer::Attention(attention) => {
-            let (read, pooled) = attention.indexer.as_ref().map_or((cells, 0), |indexer| {
-                let kept = indexer.blocks_kept * indexer.block_cells;
-                (cells.min(kept), cells / indexer.block_cells * indexer.head_dim)
-            });
-            (read * 2 * attention.kv_heads * attention.head_dim + pooled) * kv.value_bytes()
-        }
-        Mixer::DeltaNet(delta) => delta.value_heads * delta.key_dim * delta.value_dim * size_of::<f32>(),
-    };
-    spec.layers.iter().map(layer).sum()
-}
-
 struct Count<'a> {
     bytes_of: &'a dyn Fn(TensorId) -> usize,
-    bytes: usize,
-    /// The part of `bytes` that is routed experts'.
-    expert_bytes: usize,
-    products: usize,
+    parts: BTreeMap<Part, Work>,
 }
 
 impl Count<'_> {
-    /// Everything between the embedding and the head.
-    fn layers<'a>(spec: &ModelSpec, bytes_of: &'a dyn Fn(TensorId) -> usize) -> Count<'a> {
-        let mut count = Count { bytes_of, bytes: 0, expert_bytes: 0, products: 0 };
-        spec.layers.iter().for_each(|layer| count.layer(layer));
-        count.read(&spec.output_read);
-        count
+    fn part(&mut self, part: Part) -> &mut Work {
+        self.parts.entry(part).or_default()
     }
 
-    fn linear(&mut self, linear: &Linear) {
-        self.bytes += (self.bytes_of)(linear.weight);
-        self.products += linear.inputs * linear.outputs;
+    fn linear(&mut self, part: Part, linear: &Linear) {
+        self.stacked(part, linear, 1, 1);
     }
 
     /// `used` of `experts` stacked matrices.
-    fn part(&mut self, linear: &Linear, used: usize, experts: usize) {
+    fn stacked(&mut self, part: Part, linear: &Linear, used: usize, experts: usize) {
         let bytes = (self.bytes_of)(linear.weight) / experts * used;
-        self.bytes += bytes;
-        self.expert_bytes += bytes;
-        self.products += linear.inputs * linear.outputs * used;
+        let work = self.part(part);
+        work.weight_bytes += bytes;
+        work.products += linear.inputs * linear.outputs * used;
     }
 
-    fn read(&mut self, read: &ReadSpec) {
+    fn read(&mut self, part: Part, read: &ReadSpec) {
         if let ReadSpec::Streams { down, up, inject, .. } = read {
-            self.linear(down);
-            self.linear(up);
-            if let Some(inject) = inject {
-                self.linear(inject);
-            }
+            [down, up].into_iter().chain(inject).for_each(|linear| self.linear(part, linear));
         }
     }
 
     fn layer(&mut self, layer: &LayerSpec) {
-        self.read(&layer.mixer_read);
-        self.read(&layer.feed_forward_read);
+        self.read(Part::Residual, &layer.mixer_read);
+        self.read(Part::Residual, &layer.feed_forward_read);
         match &layer.mixer {
             Mixer::Attention(spec) => {
-                match &spec.projection {
-                    QkvProjection::Separate { q, k, v } => [q, k, v].into_iter().for_each(|l| self.linear(l)),
-                    QkvProjection::Fused(qkv) => self.linear(qkv),
-                }
-                self.linear(&spec.output);
+                let projection = match &spec.projection {
+                    QkvProjection::Separate { q, k, v } => vec![q, k, v],
+                    QkvProjection::Fused(qkv) => vec![qkv],
+                };
+                projection
+                    .into_iter()
+                    .chain([&spec.output])
+                    .for_each(|linear| self.linear(Part::Attention, linear));
                 if let Some(indexer) = &spec.indexer {
-                    self.linear(&indexer.q);
-                    self.linear(&indexer.k);
+                    [&indexer.q, &indexer.k].into_iter().for_each(|l| self.linear(Part::Indexer, l));
                 }
             }
             Mixer::DeltaNet(DeltaNetSpec { projection, output, .. }) => {
-                projection.linears.iter().for_each(|l| self.linear(l));
-                self.linear(output);
+                let linears = projection.linears.iter().chain([output]);
+                linears.for_each(|linear| self.linear(Part::DeltaNet, linear));
             }
         }
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
-                [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(|l| self.linear(l))
+                [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(|l| self.linear(Part::FeedForward, l));
             }
             FeedForward::Experts(spec) => {
-                self.linear(&spec.router);
-                match &spec.gate_up {
-                    GateUp::Separate { gate, up } => {
-                        self.part(gate, spec.used, spec.experts);
-                        self.part(up, spec.used, spec.experts);
-                    }
-                    GateUp::Fused(both) => self.part(both, spec.used, spec.experts),
+                self.linear(Part::Router, &spec.router);
+                let gate_up = match &spec.gate_up {
+                    GateUp::Separate { gate, up } => vec![gate, up],
+                    GateUp::Fused(both) => vec![both],
+                };
+                for linear in gate_up.into_iter().chain([&spec.down]) {
+                    self.stacked(Part::Experts, linear, spec.used, spec.experts);
                 }
-                self.part(&spec.down, spec.used, spec.experts);
                 if let Some(shared) = &spec.shared {
                     let mlp = &shared.mlp;
-                    [&mlp.gate, &mlp.up, &mlp.down, &shared.gate].into_iter().for_each(|l| self.linear(l));
+                    let linears = [&mlp.gate, &mlp.up, &mlp.down, &shared.gate];
+                    linears.into_iter().for_each(|linear| self.linear(Part::SharedExpert, linear));
                 }
             }
         }
         if let Some(ngram) = &layer.ngram {
-            self.linear(&ngram.key);
-            self.linear(&ngram.value);
+            [&ngram.key, &ngram.value].into_iter().for_each(|linear| self.linear(Part::Ngram, linear));
+        }
+    }
+
+    fn state(&mut self, mixer: &Mixer, kv: KvType, cells: usize) {
+        match mixer {
+            Mixer::Attention(attention) => {
+                let mut read = cells;
+                if let Some(indexer) = &attention.indexer {
+                    read = cells.min(indexer.blocks_kept * indexer.block_cells);
+                    let pooled = cells / indexer.block_cells * indexer.head_dim;
+                    self.part(Part::Indexer).state_bytes += pooled * kv.value_bytes();
+                }
+                self.part(Part::Attention).state_bytes +=
+                    read * 2 * attention.kv_heads * attention.head_dim * kv.value_bytes();
+            }
+            Mixer::DeltaNet(delta) => {
+                self.part(Part::DeltaNet).state_bytes +=
+                    delta.value_heads * delta.key_dim * delta.value_dim * size_of::<f32>();
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod state;
 mod weights;
 pub mod window;
 
+pub use accounting::Work;
 pub use engine::{Engine, EngineConfig};
 pub use error::{LoadError, StateError, StepError};
 pub use kernels::{Isa, PARTITION_CELLS};

@@ -1,13 +1,15 @@
 //! A loaded model: its spec, its weights, its graphs.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf::{Metadata, ModelFile};
 
+use crate::accounting::{self, Work};
 use crate::error::LoadError;
 use crate::experts::ExpertStore;
-use crate::graph::{self, Graph};
+use crate::graph::{self, Graph, Part};
 use crate::models::{ModelSpec, read_spec};
 use crate::state::{KvPool, KvType, ModelIdentity, State, StateLayout};
 use crate::weights::{Loading, Progress, Weights};
@@ -133,29 +135,32 @@ impl Model {
         State::new(layout, self.draft_kv.as_ref().expect("a model with a draft layer"))
     }
 
-    /// Bytes of weights that one token's forward pass reads: all but the embedding table (of which a row is read), with
-    /// the chosen experts of each routed layer.
-    pub fn active_bytes(&self) -> usize {
-        self.step_bytes(1)
+    /// What each part of a step costs that has a token of each of `sequences`, each behind `cells` others: of weights what
+    /// one token reads, and as many more experts as chance would choose; of everything else so many times what one does.
+    pub fn step_work(&self, sequences: usize, cells: usize) -> BTreeMap<Part, Work> {
+        let distinct = accounting::distinct_experts(&self.spec, sequences);
+        let mut parts = accounting::work(&self.spec, self.layout.kv, cells, &|id| self.weights.held_bytes(id));
+        for (part, work) in &mut parts {
+            if *part == Part::Experts {
+                work.weight_bytes = (work.weight_bytes as f64 * distinct).round() as usize;
+            }
+            work.state_bytes *= sequences;
+            work.products *= sequences;
+        }
+        parts
     }
 
-    /// Bytes of weights that a step with a token of each of `sequences` reads: those of one token, and as many more
-    /// experts as chance would choose.
-    pub fn step_bytes(&self, sequences: usize) -> usize {
-        let active = crate::accounting::active_bytes(&self.spec, &|id| self.weights.held_bytes(id));
-        let distinct = crate::accounting::distinct_experts(&self.spec, sequences);
-        active.dense + (active.experts as f64 * distinct).round() as usize
+    /// Bytes of weights that one token reads: all but the embedding table, of which it reads a row, with the chosen
+    /// experts of each routed layer.
+    pub fn active_bytes(&self) -> usize {
+        self.step_work(1, 0).values().map(|work| work.weight_bytes).sum()
     }
 
     /// Multiplications by weights that one token's forward pass makes, without those of the head, which a prompt needs
     /// for its last token only.
     pub fn layer_products(&self) -> usize {
-        crate::accounting::layer_products(&self.spec)
-    }
-
-    /// Bytes of state that the pass of the token after `cells` others reads.
-    pub fn state_bytes_read(&self, cells: usize) -> usize {
-        crate::accounting::state_bytes_read(&self.spec, self.layout.kv, cells)
+        let layers = self.step_work(1, 0).into_iter().filter(|(part, _)| *part != Part::Head);
+        layers.map(|(_, work)| work.products).sum()
     }
 }
 

@@ -1,13 +1,15 @@
 //! A stage: a model's layers on one backend, running windows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kernels::{Isa, Kernels};
 use sys::pool::Pool;
 
 use crate::backend::{Backend, Buffers, Cpu, Pass, Rotations, Routing};
 use crate::error::{LoadError, StepError};
-use crate::graph::{Domain, Graph, Node, Tap, TapSource};
+use crate::graph::{Domain, Graph, Node, Part, Segment, Tap, TapSource};
 use crate::memory::experts_used;
 use crate::model::Model;
 use crate::models::TensorId;
@@ -24,7 +26,12 @@ pub struct Stage<B = Cpu> {
     failed: Vec<Failure>,
     /// Present where the weights are to move.
     mover: Option<Mover>,
+    /// Present where the time of each part is wanted.
+    times: Option<PartTimes>,
 }
+
+/// How long the parts of passes took.
+pub type PartTimes = BTreeMap<Part, Duration>;
 
 /// What a window gave, for the rows that wanted it, in their order.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +85,12 @@ impl<B: Backend> Stage<B> {
     pub fn new(model: Arc<Model>, backend: B) -> Stage<B> {
         let trunk = Buffers::new(&model.trunk.buffers);
         let draft = model.draft.as_ref().map(|graph| Buffers::new(&graph.buffers));
-        Stage { model, backend, trunk, draft, failed: Vec::new(), mover: None }
+        Stage { model, backend, trunk, draft, failed: Vec::new(), mover: None, times: None }
+    }
+
+    /// Has the time of each part of the trunk's passes taken from now on; what was taken before is answered.
+    pub fn time_parts(&mut self) -> PartTimes {
+        self.times.replace(PartTimes::new()).unwrap_or_default()
     }
 
     /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: what makes later
@@ -135,7 +147,8 @@ impl<B: Backend> Stage<B> {
         let (graph, layout) = (&self.model.trunk, &self.model.layout);
         let buffers = &mut self.trunk;
         assert!(states.iter().all(|s| s.layout() == layout), "states that are not of this model's trunk");
-        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        let watch = Watch { taps, times: self.times.as_mut() };
+        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, watch)?;
         if let Some(mover) = &mut self.mover {
             mover.begin();
         }
@@ -160,13 +173,43 @@ impl<B: Backend> Stage<B> {
             states.iter().all(|s| s.layout() == layout),
             "states that are not of this model's draft layer"
         );
-        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, taps)?;
+        let watch = Watch { taps, times: None };
+        self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, watch)?;
         Ok(output(graph, buffers, &self.failed))
     }
 }
 
 fn output<'a>(graph: &Graph, buffers: &'a Buffers, failed: &'a [Failure]) -> Output<'a> {
     Output { logits: buffers.float(graph.logits), residual: buffers.float(graph.residual), failed }
+}
+
+/// Who looks on while a window runs.
+struct Watch<'a, 'b> {
+    taps: Option<TapSink<'a>>,
+    times: Option<&'b mut PartTimes>,
+}
+
+impl Watch<'_, '_> {
+    /// Runs a segment.
+    fn segment<B: Backend>(
+        &mut self,
+        segment: &Segment,
+        backend: &mut B,
+        buffers: &mut Buffers,
+        pass: &mut Pass<'_>,
+    ) -> Result<(), StepError> {
+        let mut began = self.times.is_some().then(Instant::now);
+        let mut after = |node: &Node, buffers: &Buffers, pass: &Pass<'_>| {
+            if let (Some(times), Some(began)) = (&mut self.times, &mut began) {
+                let now = Instant::now();
+                *times.entry(node.part).or_default() += now - std::mem::replace(began, now);
+            }
+            if let Some(sink) = &mut self.taps {
+                node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
+            }
+        };
+        backend.run_segment(segment, buffers, pass, &mut after)
+    }
 }
 
 /// The sequences that failed while others went on.
@@ -177,7 +220,7 @@ fn run<B: Backend>(
     buffers: &mut Buffers,
     window: &Window,
     states: &mut [&mut State],
-    mut taps: Option<TapSink<'_>>,
+    mut watch: Watch<'_, '_>,
 ) -> Result<Vec<Failure>, StepError> {
     check(model, window, states.len())?;
     let outputs: Vec<u32> = window.output_rows().map(|row| row as u32).collect();
@@ -199,7 +242,7 @@ fn run<B: Backend>(
         ngram_rows: Vec::new(),
         failed: vec![None; window.spans.len()],
     };
-    let result = run_segments(model, graph, backend, buffers, &mut pass, &mut taps);
+    let result = run_segments(model, graph, backend, buffers, &mut pass, &mut watch);
     let failed = pass.failed;
     for (span, failed) in window.spans.iter().zip(&failed) {
         if result.is_err() || failed.is_some() {
@@ -224,15 +267,10 @@ fn run_segments<'a, B: Backend>(
     backend: &mut B,
     buffers: &mut Buffers,
     pass: &mut Pass<'a>,
-    taps: &mut Option<TapSink<'_>>,
+    watch: &mut Watch<'_, '_>,
 ) -> Result<(), StepError> {
     for segment in &graph.segments {
-        let mut after = |node: &Node, buffers: &Buffers, pass: &Pass<'_>| {
-            if let Some(sink) = taps.as_mut() {
-                node.taps.iter().for_each(|tap| record(tap, buffers, pass, sink));
-            }
-        };
-        backend.run_segment(segment, buffers, pass, &mut after)?;
+        watch.segment(segment, backend, buffers, pass)?;
         if let Some(layer) = segment.experts_of {
             pass.experts =
                 Some(model.experts.acquire(layer, pass.routing.groups.iter().map(|group| group.0)));

@@ -79,7 +79,7 @@ impl Backend for Undeclared {
                 && buffers.rows(id) == buffers.rows(x)
         });
         for op in (self.what)(&node.op, other.expect("another buffer of that shape")) {
-            self.inner.run(&Node { op, taps: Vec::new() }, &[], buffers, pass)?;
+            self.inner.run(&Node { part: node.part, op, taps: Vec::new() }, &[], buffers, pass)?;
         }
         Ok(())
     }

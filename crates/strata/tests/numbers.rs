@@ -185,3 +185,27 @@ fn bench_figures_fit_together() {
     assert_eq!(table.lines().count(), 3 + tests.len(), "{table}");
     assert!(table.lines().any(|line| line.starts_with("write 4 x 3 after 30 ")), "{table}");
 }
+
+#[test]
+fn bench_tells_where_the_time_goes() {
+    let args = ["bench", "-m", &model("q4e-tiny-F32"), "-p", "40", "-n", "4", "-d", "30", "-r", "1", "--parts"];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let tests = report["tests"].as_array().expect("a list");
+    for test in tests {
+        let parts = test["parts"].as_array().expect("a list");
+        let sum = |key: &str| parts.iter().filter_map(|part| part[key].as_f64()).sum::<f64>();
+        let named = |name: &str| parts.iter().any(|part| part["part"] == name);
+        let wanted = ["embedding", "n-grams", "residual", "attention", "indexer", "delta net", "router", "experts"];
+        assert!(wanted.into_iter().chain(["shared expert", "head"]).all(named), "{test}");
+        assert!((sum("share") - 1.0).abs() < 1e-9, "{test}");
+        let whole = test["rounds"][0]["seconds"].as_f64().expect("seconds");
+        let tokens = test["tokens"].as_f64().expect("tokens");
+        assert!(sum("seconds_per_token") * tokens <= whole, "{test}");
+        if test["kind"] == "write" {
+            let whole = test["bytes_per_token"].as_f64().expect("bytes");
+            assert!((sum("bytes_per_token") / whole - 1.0).abs() < 1e-9, "{test}");
+        }
+    }
+    let table = strata(&args).stdout;
+    assert!(table.contains("\n  delta net "), "{table}");
+}

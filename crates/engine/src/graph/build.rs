@@ -6,13 +6,15 @@ use gguf::TensorType;
 use kernels::Kernels;
 
 use super::{
-    BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Product, Run, Segment, Tap, TapSource,
+    BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Part, Product, Run, Segment, Tap, TapSource,
 };
 use crate::models::{Activation, Linear, ModelSpec, ReadSpec, TensorId};
 
 /// Collects operations and buffers.
 pub struct Builder<'a> {
     pub(super) spec: &'a ModelSpec,
+    /// What operations are for that are pushed now.
+    pub(super) part: Part,
     dtype: &'a dyn Fn(TensorId) -> TensorType,
     segments: Vec<Segment>,
     buffers: Vec<BufferSpec>,
@@ -24,6 +26,7 @@ impl<'a> Builder<'a> {
     pub fn new(spec: &'a ModelSpec, dtype: &'a dyn Fn(TensorId) -> TensorType) -> Builder<'a> {
         Builder {
             spec,
+            part: Part::Embedding,
             dtype,
             segments: vec![Segment::default()],
             buffers: Vec::new(),
@@ -54,7 +57,11 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn push(&mut self, op: Op) {
-        self.segments.last_mut().expect("a segment").nodes.push(Node { op, taps: Vec::new() });
+        self.segments.last_mut().expect("a segment").nodes.push(Node {
+            part: self.part,
+            op,
+            taps: Vec::new(),
+        });
     }
 
     /// Names what the last operation completed.
@@ -195,6 +202,7 @@ impl<'a> Builder<'a> {
 
     /// The head: from the residual of the rows that want logits to logits.
     pub(super) fn head(mut self, residual: BufferId, read: &ReadSpec, name: &str) -> Graph {
+        self.part = Part::Head;
         let (x, _) = self.read(residual, read, name);
         if matches!(read, ReadSpec::Norm { .. }) {
             self.tap_buffer(format!("{name}.normed"), x);
@@ -229,6 +237,7 @@ pub fn trunk(spec: &ModelSpec, dtype: &dyn Fn(TensorId) -> TensorType) -> Graph 
         b.layer(residual, layer, &mut slots);
     }
     let outputs = b.buffer("output residual", Domain::Outputs, b.width(residual));
+    b.part = Part::Head;
     b.push(Op::TakeOutputs { x: residual, out: outputs });
     b.head(outputs, &spec.output_read, "final")
 }

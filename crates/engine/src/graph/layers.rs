@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Builder;
-use super::{BufferId, Domain, Input, Op, Product, TapSource};
+use super::{BufferId, Domain, Input, Op, Part, Product, TapSource};
 use crate::models::{
     AttentionSpec, DeltaNetSpec, ExpertsSpec, FeedForward, GateUp, GatedMlp, IndexerSpec, LayerSpec, Linear,
     Mixer, NgramSpec, QkvProjection,
@@ -27,6 +27,7 @@ impl Builder<'_> {
         if self.spec.streams > 1 {
             self.tap_buffer(format!("{l}.in"), residual);
         }
+        self.part = Part::Residual;
         let (h, w) = self.read(residual, &layer.mixer_read, &format!("{l}.hc_attn"));
         let y = match &layer.mixer {
             Mixer::Attention(spec) => {
@@ -38,6 +39,7 @@ impl Builder<'_> {
                 self.delta_net(h, spec, slots.delta - 1, &l)
             }
         };
+        self.part = Part::Residual;
         self.write(residual, y, w);
         if self.spec.streams > 1 {
             self.tap_buffer(format!("{l}.mid"), residual);
@@ -45,6 +47,7 @@ impl Builder<'_> {
         let (h, w) = self.read(residual, &layer.feed_forward_read, &format!("{l}.hc_ffn"));
         let y = match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
+                self.part = Part::FeedForward;
                 let input = self.input(h, &[&mlp.gate, &mlp.up]);
                 let y = self.mlp(input, mlp, "");
                 self.tap_buffer(format!("{l}.ffn.out"), y);
@@ -52,6 +55,7 @@ impl Builder<'_> {
             }
             FeedForward::Experts(spec) => self.experts(h, spec, layer.index, &l),
         };
+        self.part = Part::Residual;
         self.write(residual, y, w);
         self.tap_buffer(format!("{l}.out"), residual);
         self.push(Op::CheckFinite { x: residual, layer: layer.index, value: "the residual after the layer" });
@@ -64,6 +68,7 @@ impl Builder<'_> {
         (index, slot): (usize, usize),
         l: &str,
     ) -> BufferId {
+        self.part = Part::Attention;
         let (heads, kv_heads, d) = (spec.heads, spec.kv_heads, spec.head_dim);
         let q_width = heads * d;
         let mut consumers: Vec<&Linear> = match &spec.projection {
@@ -89,7 +94,9 @@ impl Builder<'_> {
         }
         self.push(Op::StoreCells { layer: slot, k, v });
         if let Some(indexer) = &spec.indexer {
+            self.part = Part::Indexer;
             self.index(input, indexer, (index, slot), l);
+            self.part = Part::Attention;
         }
         let o = self.buffer("attended", self.domain(h), q_width);
         self.push(Op::Attend { layer: slot, q, out: o, heads, sparse: spec.indexer.is_some() });
@@ -162,6 +169,7 @@ impl Builder<'_> {
     }
 
     fn delta_net(&mut self, h: BufferId, spec: &DeltaNetSpec, slot: usize, l: &str) -> BufferId {
+        self.part = Part::DeltaNet;
         let projection = &spec.projection;
         let consumers: Vec<&Linear> = projection.linears.iter().collect();
         let input = self.input(h, &consumers);
@@ -219,6 +227,7 @@ impl Builder<'_> {
     }
 
     fn experts(&mut self, h: BufferId, spec: &ExpertsSpec, layer: usize, l: &str) -> BufferId {
+        self.part = Part::Router;
         let mut consumers = vec![&spec.router];
         match &spec.gate_up {
             GateUp::Separate { gate, up } => consumers.extend([gate, up]),
@@ -234,6 +243,7 @@ impl Builder<'_> {
         self.tap(format!("{l}.moe.ids"), TapSource::ExpertIds);
         self.tap(format!("{l}.moe.weights"), TapSource::ExpertWeights);
         self.end_segment(layer);
+        self.part = Part::Experts;
         let inner = match &spec.gate_up {
             GateUp::Separate { gate, up } => {
                 let parts = [(gate, "expert gate"), (up, "expert up")];
@@ -254,6 +264,7 @@ impl Builder<'_> {
         self.push(Op::Combine { x: down, out });
         self.tap_buffer(format!("{l}.moe.routed"), out);
         if let Some(shared) = &spec.shared {
+            self.part = Part::SharedExpert;
             let gate = self.linear(&shared.gate, input, "shared weight");
             let y = self.mlp(input, &shared.mlp, "shared ");
             self.push(Op::AddGated { y: out, x: y, gate });
@@ -277,6 +288,7 @@ impl Builder<'_> {
     }
 
     fn ngram(&mut self, residual: BufferId, spec: &NgramSpec, l: &str) {
+        self.part = Part::Ngram;
         let (domain, eps, streams) = (self.domain(residual), self.spec.norm_eps, self.spec.streams);
         let flat = self.width(residual);
         let rows = self.buffer("ngram rows", domain, spec.heads() * spec.row_width);

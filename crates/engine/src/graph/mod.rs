@@ -238,9 +238,72 @@ pub enum TapSource {
     NgramRows,
 }
 
+/// What an operation is for: where the time of a pass goes is told by these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The rows' embeddings.
+    Embedding,
+    /// N-gram tables.
+    Ngram,
+    /// Reading the residual and writing to it: norms, hyper-connections.
+    Residual,
+    /// Attention with its projections, but for the indexer.
+    Attention,
+    /// Storing the indexer's keys and choosing blocks of cells.
+    Indexer,
+    /// Delta nets with their projections.
+    DeltaNet,
+    /// Dense feed-forward.
+    FeedForward,
+    /// Choosing experts.
+    Router,
+    /// The chosen experts.
+    Experts,
+    /// The expert that every row goes through.
+    SharedExpert,
+    /// From the residual to logits.
+    Head,
+}
+
+impl Part {
+    /// Every part, in the order of a pass.
+    pub const ALL: [Part; 11] = [
+        Part::Embedding,
+        Part::Ngram,
+        Part::Residual,
+        Part::Attention,
+        Part::Indexer,
+        Part::DeltaNet,
+        Part::FeedForward,
+        Part::Router,
+        Part::Experts,
+        Part::SharedExpert,
+        Part::Head,
+    ];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Embedding => "embedding",
+            Part::Ngram => "n-grams",
+            Part::Residual => "residual",
+            Part::Attention => "attention",
+            Part::Indexer => "indexer",
+            Part::DeltaNet => "delta net",
+            Part::FeedForward => "feed-forward",
+            Part::Router => "router",
+            Part::Experts => "experts",
+            Part::SharedExpert => "shared expert",
+            Part::Head => "head",
+        }
+    }
+}
+
 /// An operation and what can be recorded after it.
 #[derive(Clone, Debug)]
 pub struct Node {
+    /// What it is for.
+    pub part: Part,
     /// The operation.
     pub op: Op,
     /// Intermediates that are complete after it.

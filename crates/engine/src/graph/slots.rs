@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn slots(ops: Vec<Op>, buffers: &mut [BufferSpec], kept: &[BufferId]) -> Vec<u16> {
-        let nodes = ops.into_iter().map(|op| Node { op, taps: Vec::new() }).collect();
+        let nodes = ops.into_iter().map(|op| Node { part: Part::Residual, op, taps: Vec::new() }).collect();
         assign(&[Segment { nodes, experts_of: None }], buffers, kept, 1);
         buffers.iter().map(|spec| spec.slot).collect()
     }

@@ -181,7 +181,7 @@ fn largest_context(
     let available = machine.available_bytes;
     // What every token reads should stay in memory, and the experts of one token.
     let hot = match options.loading {
-        Loading::Mapped | Loading::Moved => (shapes.active.dense + shapes.active.experts) as u64,
+        Loading::Mapped | Loading::Moved => shapes.active_bytes(),
         Loading::Read => 0,
     };
     let process = |tokens| process_bytes(&parts::parts(shapes, options, tokens));
@@ -228,14 +228,14 @@ fn reread(shapes: &Shapes, parts: &[Part]) -> u64 {
         |kind: PartKind| parts.iter().find(|part| part.kind == kind).filter(|p| p.place != Place::Process);
     let (Some(dense), Some(experts)) = (mapped(PartKind::DenseWeights), mapped(PartKind::Experts)) else {
         return match mapped(PartKind::DenseWeights) {
-            Some(dense) if dense.dropped_bytes() > 0 => shapes.active.dense as u64,
+            Some(dense) if dense.dropped_bytes() > 0 => shapes.active_dense_bytes,
             _ => 0,
         };
     };
     if dense.dropped_bytes() > 0 {
-        return (shapes.active.dense + shapes.active.experts) as u64;
+        return shapes.active_bytes();
     }
-    experts.dropped_bytes().min(shapes.active.experts as u64)
+    experts.dropped_bytes().min(shapes.active_expert_bytes)
 }
 
 impl Plan {

@@ -2,9 +2,9 @@
 
 use gguf::ModelFile;
 
-use crate::accounting::{self, ActiveBytes};
+use crate::accounting;
 use crate::error::LoadError;
-use crate::graph::{self, BufferId, BufferSpec, Graph};
+use crate::graph::{self, BufferId, BufferSpec, Graph, Part};
 use crate::models::{FeedForward, Form, GateUp, LayerSpec, ModelSpec, TensorId, read_spec};
 use crate::state::{KvType, StateLayout};
 
@@ -23,8 +23,10 @@ pub struct Shapes {
     pub table_bytes: u64,
     /// Bytes of what is held as f32: norms, biases and the like.
     pub vector_bytes: u64,
-    /// What a token reads of the weights.
-    pub active: ActiveBytes,
+    /// Bytes of weights that a token reads, but for those of routed experts.
+    pub active_dense_bytes: u64,
+    /// Bytes of routed experts that a token reads.
+    pub active_expert_bytes: u64,
     /// Most experts that a row uses in a layer.
     pub experts_used: usize,
     /// Pairs of values that positions rotate.
@@ -65,6 +67,9 @@ impl Shapes {
             logits: graph.logits,
         };
         let of_draft = |draft| pass(graph::draft(&spec, draft, &dtype), std::slice::from_ref(&draft.layer));
+        let work = accounting::work(&spec, KvType::default(), 0, &|id| info(id).len as usize);
+        let active = work.values().map(|work| work.weight_bytes as u64).sum::<u64>();
+        let active_experts = work.get(&Part::Experts).map_or(0, |work| work.weight_bytes as u64);
         let mut shapes = Shapes {
             vocabulary: spec.vocabulary,
             context_tokens: spec.context_tokens,
@@ -72,7 +77,8 @@ impl Shapes {
             expert_bytes: 0,
             table_bytes: 0,
             vector_bytes: 0,
-            active: accounting::active_bytes(&spec, &|id| info(id).len as usize),
+            active_dense_bytes: active - active_experts,
+            active_expert_bytes: active_experts,
             experts_used: experts_used(&spec),
             rotated_pairs: spec.rope.frequencies.len(),
             trunk: pass(graph::trunk(&spec, &dtype), &spec.layers),
@@ -94,6 +100,11 @@ impl Shapes {
             *sum += info(id).len;
         }
         Ok(shapes)
+    }
+
+    /// Bytes of weights that a token reads.
+    pub fn active_bytes(&self) -> u64 {
+        self.active_dense_bytes + self.active_expert_bytes
     }
 
     /// The forward passes: the trunk's and the draft layer's.

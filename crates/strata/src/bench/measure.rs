@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use engine::memory::CHUNK_TOKENS;
+use engine::stage::PartTimes;
 use engine::window::Outputs;
 use engine::{Engine, KvType, State, StepError, Window};
 use sys::bandwidth::read_bandwidth;
@@ -85,11 +86,22 @@ pub struct Bench {
     pool: Pool,
     tokens: Vec<u32>,
     filled: BTreeMap<usize, State>,
+    /// Whether the time of each part is taken too, which costs some itself.
+    parts: bool,
+}
+
+/// What a test took.
+pub struct Taken {
+    /// In all.
+    pub seconds: f64,
+    /// Of the parts of all passes; empty where they were not wanted.
+    pub parts: PartTimes,
 }
 
 impl Bench {
     /// An engine that was warmed up for prompts of that length, for tests of at most so many tokens.
-    pub fn new(mut engine: Engine, prompt_max: usize, tokens_max: usize) -> Result<Bench, Error> {
+    /// `parts` says whether the time of each part of a pass is wanted.
+    pub fn new(mut engine: Engine, prompt_max: usize, tokens_max: usize, parts: bool) -> Result<Bench, Error> {
         let threads = engine.stage().backend().pool().threads();
         let pool = Pool::new(threads).map_err(|error| Error::Measure(error.to_string()))?;
         let tokens = tokens(tokens_max, engine.model().spec.vocabulary);
@@ -102,7 +114,7 @@ impl Bench {
             Ok(bytes) => tracing::debug!("{bytes} bytes of weights were moved to huge pages"),
             Err(error) => tracing::debug!("weights are not all in huge pages: {error}"),
         }
-        Ok(Bench { engine, pool, tokens, filled: BTreeMap::new() })
+        Ok(Bench { engine, pool, tokens, filled: BTreeMap::new(), parts })
     }
 
     /// Threads that compute.
@@ -146,23 +158,30 @@ impl Bench {
     }
 
     /// How long a test takes.
-    pub fn seconds(&mut self, test: &Test) -> Result<f64, Error> {
+    pub fn measure(&mut self, test: &Test) -> Result<Taken, Error> {
         match *test {
             Test::Prompt { tokens } => {
                 let mut state = self.engine.model().new_state()?;
-                let start = Instant::now();
-                self.engine.read(&mut state, &self.tokens[..tokens])?;
-                Ok(start.elapsed().as_secs_f64())
+                self.time(|bench| bench.engine.read(&mut state, &bench.tokens[..tokens]).map(|_| ()))
             }
             Test::Write { tokens, depth, sequences } => {
                 let mut states = self.states(depth, sequences)?;
                 // The first token takes over the block of cells that all rounds share.
                 self.write(&mut states, 1)?;
-                let start = Instant::now();
-                self.write(&mut states, tokens)?;
-                Ok(start.elapsed().as_secs_f64())
+                self.time(|bench| bench.write(&mut states, tokens))
             }
         }
+    }
+
+    fn time(&mut self, run: impl FnOnce(&mut Bench) -> Result<(), StepError>) -> Result<Taken, Error> {
+        if self.parts {
+            self.engine.stage_mut().time_parts();
+        }
+        let start = Instant::now();
+        run(self)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let parts = if self.parts { self.engine.stage_mut().time_parts() } else { PartTimes::new() };
+        Ok(Taken { seconds, parts })
     }
 
     /// Filled states that share at most a block: several sequences read as much as they would in earnest.

@@ -1,6 +1,7 @@
 //! `strata bench`: how fast, how fast it could be, and how fast others are.
 
 mod measure;
+mod parts;
 mod peer;
 mod report;
 mod server;
@@ -26,12 +27,14 @@ Examples:
   strata bench -m model.gguf
   strata bench -m model.gguf -p 128,512 -n 64 -d 0,2048 --repeat 5 --json
   strata bench -m model.gguf -p 0 -n 32 -b 1,8     # writing alone, eight sequences at once too
+  strata bench -m model.gguf -p 128 -n 16 --parts
   strata bench -m model.gguf -p 128 -n 16 --against ./llama-bench
 
 Each round measures what the machine can do, then reads each prompt, then writes after each depth. Medians of all rounds
 are printed. Writing is bound by the bytes it reads (of weights, and of the state that lies before), so their rate is put
 against the bandwidth measured in the same round; reading is bound by multiplications, which are put against the int8
-multiply-adds measured in the same round. Experts of several sequences are counted as if chosen by chance.
+multiply-adds measured in the same round. Experts of several sequences are counted as if chosen by chance. With --parts the
+time of each part of the model is put against the same bounds; taking it costs about a hundredth of the speed of small models.
 
 A peer takes turns with strata in every round and is measured in the same tests, on the same file and as many threads;
 behind its figure stands how many times as fast strata is. It is one of
@@ -57,6 +60,9 @@ pub struct BenchArgs {
     /// Rounds
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = parse::in_range(1..=1000))]
     pub repeat: usize,
+    /// Print where the time goes, part by part of the model
+    #[arg(long)]
+    pub parts: bool,
     /// A peer to take turns with; can be given several times
     #[arg(long, value_name = "PEER", value_parser = Peer::parse)]
     pub against: Vec<Peer>,
@@ -107,7 +113,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Error> {
     let wanted = PlanOptions { context_tokens: Some(context_tokens), sequences, ..PlanOptions::default() };
     let engine = prepare::engine(&args.model, &args.compute, wanted, &[])?;
     let path = prepare::file(&args.model)?.shards.remove(0).path;
-    let mut bench = Bench::new(engine, args.prompt_max(), context_tokens)?;
+    let mut bench = Bench::new(engine, args.prompt_max(), context_tokens, args.parts)?;
     bench.fill(&args.depth)?;
     let groups = args.groups();
     let mut report = Report::new(&groups, &args.against);
@@ -116,8 +122,8 @@ pub fn bench(args: &BenchArgs) -> Result<(), Error> {
         for (index, group) in groups.iter().enumerate() {
             let limits = bench.limits()?;
             for test in group {
-                let seconds = bench.seconds(test)?;
-                report.add(test, &limits, seconds);
+                let taken = bench.measure(test)?;
+                report.add(test, &limits, taken);
             }
             for (number, peer) in args.against.iter().enumerate().filter(|(_, peer)| peer.takes(group)) {
                 if report.has_failed(number, index) {

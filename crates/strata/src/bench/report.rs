@@ -1,10 +1,16 @@
 //! What was measured, as a table and as JSON.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Duration;
 
+use engine::graph::Part;
+use engine::stage::PartTimes;
+use engine::{Model, Work};
 use serde_json::{Value, json};
 
-use super::measure::{Bench, Limits, Test};
+use super::measure::{Bench, Limits, Taken, Test};
+use super::parts::{self, PartLine};
 use super::peer::Peer;
 use crate::output::plain;
 
@@ -24,6 +30,8 @@ struct Line {
     group: usize,
     /// Of each round: seconds, and what the machine could do then.
     rounds: Vec<(f64, Limits)>,
+    /// Of each round: how long the parts of the model took; nothing where that was not wanted.
+    parts: Vec<PartTimes>,
     /// For each peer: tokens per second of each round.
     peers: Vec<Vec<f64>>,
 }
@@ -52,6 +60,7 @@ impl Report {
                 test,
                 group,
                 rounds: Vec::new(),
+                parts: Vec::new(),
                 peers: vec![Vec::new(); peers.len()],
             })
         });
@@ -60,8 +69,10 @@ impl Report {
     }
 
     /// A test of ours took so long.
-    pub fn add(&mut self, test: &Test, limits: &Limits, seconds: f64) {
-        self.line(test).rounds.push((seconds, *limits));
+    pub fn add(&mut self, test: &Test, limits: &Limits, taken: Taken) {
+        let line = self.line(test);
+        line.rounds.push((taken.seconds, *limits));
+        line.parts.push(taken.parts);
         self.limits.push(*limits);
     }
 
@@ -145,6 +156,10 @@ impl Report {
         };
         value["tokens_per_second"] = rate.into();
         value["rounds"] = line.rounds.iter().map(round).collect();
+        let parts = line.part_lines(bench);
+        if !parts.is_empty() {
+            value["parts"] = parts.iter().map(PartLine::json).collect();
+        }
         value["peers"] = self.peers.iter().zip(&line.peers).map(peer).collect();
         value
     }
@@ -192,6 +207,9 @@ impl Report {
                 plain(&peer.name)
             )?;
         }
+        for (line, name) in self.lines.iter().zip(&names) {
+            parts::write(out, name, &line.part_lines(bench))?;
+        }
         Ok(())
     }
 }
@@ -206,10 +224,8 @@ impl Line {
         let (work, limit): (f64, fn(&Limits) -> f64) = match self.test {
             Test::Prompt { .. } => (model.layer_products() as f64, |limits| limits.products),
             Test::Write { tokens, depth, sequences } => {
-                // The state in the middle of what is written stands for all of it.
-                let state = model.state_bytes_read(depth + 1 + tokens / 2);
-                let weights = model.step_bytes(sequences) as f64 / sequences as f64;
-                (weights + state as f64, |limits| limits.bandwidth)
+                let bytes: usize = step_work(model, tokens, depth, sequences).values().map(bytes).sum();
+                (bytes as f64 / sequences as f64, |limits| limits.bandwidth)
             }
         };
         let rate = median(self.rates());
@@ -217,10 +233,56 @@ impl Line {
         Figures { rate, work, work_rate: rate * work, fraction: median(fractions) }
     }
 
+    /// The parts of the model, each with its median over all rounds.
+    fn part_lines(&self, bench: &Bench) -> Vec<PartLine> {
+        let model = bench.engine.model();
+        let (work, per_token): (BTreeMap<Part, Work>, f64) = match self.test {
+            Test::Prompt { .. } => (model.step_work(1, 0), 1.0),
+            Test::Write { tokens, depth, sequences } => {
+                (step_work(model, tokens, depth, sequences), 1.0 / sequences as f64)
+            }
+        };
+        let line = |part: Part| {
+            let seconds = |times: &PartTimes| times.get(&part).map_or(0.0, Duration::as_secs_f64);
+            let share = |times: &PartTimes| {
+                seconds(times) / times.values().map(Duration::as_secs_f64).sum::<f64>().max(f64::MIN_POSITIVE)
+            };
+            let work = work.get(&part).copied().unwrap_or_default();
+            let (work, limit): (usize, fn(&Limits) -> f64) = match self.test {
+                // The head is for the last row only.
+                Test::Prompt { tokens } if part == Part::Head => (work.products / tokens, |l| l.products),
+                Test::Prompt { .. } => (work.products, |l| l.products),
+                Test::Write { .. } => (bytes(&work), |l| l.bandwidth),
+            };
+            let work = work as f64 * per_token;
+            let rounds = || self.parts.iter().zip(&self.rounds);
+            let each = |times: &PartTimes| seconds(times) / self.test.tokens() as f64;
+            PartLine {
+                part,
+                reading: matches!(self.test, Test::Prompt { .. }),
+                seconds: median(rounds().map(|(times, _)| each(times))),
+                share: median(rounds().map(|(times, _)| share(times))),
+                work,
+                fraction: median(rounds().map(|(times, (_, l))| work / each(times).max(1e-12) / limit(l))),
+            }
+        };
+        let taken = Part::ALL.into_iter().filter(|part| self.parts.iter().any(|times| times.contains_key(part)));
+        taken.map(line).collect()
+    }
+
     /// How many times as fast as a peer in the same round, the median; nothing where it gave no figures.
     fn ratio(&self, rates: &[f64]) -> Option<f64> {
         (!rates.is_empty()).then(|| median(self.rates().zip(rates).map(|(ours, theirs)| ours / theirs)))
     }
+}
+
+fn bytes(work: &Work) -> usize {
+    work.weight_bytes + work.state_bytes
+}
+
+/// Of a step in the middle of what is written, which stands for all of them.
+fn step_work(model: &Model, tokens: usize, depth: usize, sequences: usize) -> BTreeMap<Part, Work> {
+    model.step_work(sequences, depth + 1 + tokens / 2)
 }
 
 /// The middle value; of an even number, the upper one of the middle.
