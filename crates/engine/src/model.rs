@@ -139,7 +139,8 @@ impl Model {
     /// one token reads, and as many more experts as chance would choose; of everything else so many times what one does.
     pub fn step_work(&self, sequences: usize, cells: usize) -> BTreeMap<Part, Work> {
         let distinct = accounting::distinct_experts(&self.spec, sequences);
-        let mut parts = accounting::work(&self.spec, self.layout.kv, cells, &|id| self.weights.held_bytes(id));
+        let mut parts =
+            accounting::work(&self.spec, self.layout.kv, cells, &|id| self.weights.held_bytes(id));
         for (part, work) in &mut parts {
             if *part == Part::Experts {
                 work.weight_bytes = (work.weight_bytes as f64 * distinct).round() as usize;

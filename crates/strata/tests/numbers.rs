@@ -188,14 +188,16 @@ fn bench_figures_fit_together() {
 
 #[test]
 fn bench_tells_where_the_time_goes() {
-    let args = ["bench", "-m", &model("q4e-tiny-F32"), "-p", "40", "-n", "4", "-d", "30", "-r", "1", "--parts"];
+    let args =
+        ["bench", "-m", &model("q4e-tiny-F32"), "-p", "40", "-n", "4", "-d", "30", "-r", "1", "--parts"];
     let report = json(&[&args[..], &["--json"]].concat());
     let tests = report["tests"].as_array().expect("a list");
     for test in tests {
         let parts = test["parts"].as_array().expect("a list");
         let sum = |key: &str| parts.iter().filter_map(|part| part[key].as_f64()).sum::<f64>();
         let named = |name: &str| parts.iter().any(|part| part["part"] == name);
-        let wanted = ["embedding", "n-grams", "residual", "attention", "indexer", "delta net", "router", "experts"];
+        let wanted =
+            ["embedding", "n-grams", "residual", "attention", "indexer", "delta net", "router", "experts"];
         assert!(wanted.into_iter().chain(["shared expert", "head"]).all(named), "{test}");
         assert!((sum("share") - 1.0).abs() < 1e-9, "{test}");
         let whole = test["rounds"][0]["seconds"].as_f64().expect("seconds");

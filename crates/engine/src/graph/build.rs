@@ -6,7 +6,8 @@ use gguf::TensorType;
 use kernels::Kernels;
 
 use super::{
-    BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Part, Product, Run, Segment, Tap, TapSource,
+    BufferId, BufferSpec, Content, Domain, Graph, Input, Node, Op, Part, Product, Run, Segment, Tap,
+    TapSource,
 };
 use crate::models::{Activation, Linear, ModelSpec, ReadSpec, TensorId};
 

@@ -1,8 +1,8 @@
 //! See `scalar::attention`.
 //!
 //! Queries are worked on a few at a time against a chunk of cells that the first-level cache holds, so that each vector of
-//! a key or value is loaded once for all queries of a tile. Half precision is widened as it is loaded: there are units to
-//! spare beside those that multiply.
+//! a key or value is loaded once for all queries of a tile. Half precision is widened as it is loaded, for many queries once
+//! for all of them.
 
 use std::ops::Range;
 
@@ -15,6 +15,10 @@ use crate::attention::{Attended, Cells, LINE, Partition, Queries, SCALE_VALUES, 
 const SCORE_LINES: usize = PARTITION_CELLS / LINE;
 /// Lines of widened cells: half of a first-level cache.
 const CHUNK_LINES: usize = 256;
+/// So many queries read cells often enough that widening half precision once, into the cache, is less work than widening
+/// it with every load: where few units convert (an Intel core has one and a half beside two that multiply) prompts gain a
+/// quarter, elsewhere a tenth. With fewer it costs as much as it gains.
+const QUERIES_MANY: usize = 16;
 /// Most queries of a tile of scores.
 const TILE_QUERIES_MAX: usize = 4;
 
@@ -200,9 +204,9 @@ fn pack<S: Simd>(s: S, queries: &Queries<'_>, out: &mut Attended) {
 }
 
 /// Calls `$run` for each chunk of the cells with the number of its first one and its rows: as they lie if they are whole
-/// vectors of floats, else in single precision and padded with zeros.
+/// vectors of floats (of half precision only where `$few` queries read them), else in single precision and padded with zeros.
 macro_rules! for_chunks {
-    ($s:ident, $source:expr, $cells:ident, $width:expr, $chunk:expr, |$first:ident, $rows:ident| $run:expr) => {{
+    ($s:ident, $few:expr, $source:expr, $cells:ident, $width:expr, $chunk:expr, |$first:ident, $rows:ident| $run:expr) => {{
         let (lines, whole) = ($width.div_ceil(LINE), $width.is_multiple_of(LINE));
         let step = chunk_cells(lines);
         for $first in (0..$cells.count()).step_by(step) {
@@ -212,7 +216,7 @@ macro_rules! for_chunks {
                     let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
                     $run
                 }
-                Cells::F16(all) if whole => {
+                Cells::F16(all) if whole && $few => {
                     let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
                     $run
                 }
@@ -249,7 +253,7 @@ fn score<S: Simd, L: CellList>(
     let mut sums = [[s.splat(0.0); LINE / 2]; TILE_QUERIES_MAX];
     let ahead = Ahead::new(keys, cells, width);
     let then = then.map(|values| Ahead::new(values, cells, width));
-    for_chunks!(s, keys, cells, width, chunk, |first, rows| {
+    for_chunks!(s, n < QUERIES_MANY, keys, cells, width, chunk, |first, rows| {
         for at in (0..rows.cells.count()).step_by(LINE) {
             let next = first + at + ahead.chunk;
             let later = match &then {
@@ -398,7 +402,7 @@ fn accumulate<S: Simd, L: CellList>(s: S, values: Cells<'_>, cells: L, out: &mut
     let (lines, n) = (*lines, max_sum.len());
     sums[..n * lines].as_flattened_mut().fill(0.0);
     let ahead = Ahead::new(values, cells, width);
-    for_chunks!(s, values, cells, width, chunk, |first, rows| {
+    for_chunks!(s, n < QUERIES_MANY, values, cells, width, chunk, |first, rows| {
         let mut i = 0;
         while i < n {
             let tile = tile_queries(n - i, if S::WIDE { 4 } else { 6 });

@@ -101,7 +101,12 @@ pub struct Taken {
 impl Bench {
     /// An engine that was warmed up for prompts of that length, for tests of at most so many tokens.
     /// `parts` says whether the time of each part of a pass is wanted.
-    pub fn new(mut engine: Engine, prompt_max: usize, tokens_max: usize, parts: bool) -> Result<Bench, Error> {
+    pub fn new(
+        mut engine: Engine,
+        prompt_max: usize,
+        tokens_max: usize,
+        parts: bool,
+    ) -> Result<Bench, Error> {
         let threads = engine.stage().backend().pool().threads();
         let pool = Pool::new(threads).map_err(|error| Error::Measure(error.to_string()))?;
         let tokens = tokens(tokens_max, engine.model().spec.vocabulary);

@@ -30,7 +30,8 @@ impl PartLine {
             true => ("products_per_token", "products_fraction"),
             false => ("bytes_per_token", "bandwidth_fraction"),
         };
-        let mut value = json!({ "part": self.part.name(), "seconds_per_token": self.seconds, "share": self.share });
+        let mut value =
+            json!({ "part": self.part.name(), "seconds_per_token": self.seconds, "share": self.share });
         if self.work > 0.0 {
             value[work] = self.work.into();
             value[fraction] = self.fraction.into();

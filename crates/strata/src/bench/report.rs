@@ -266,7 +266,8 @@ impl Line {
                 fraction: median(rounds().map(|(times, (_, l))| work / each(times).max(1e-12) / limit(l))),
             }
         };
-        let taken = Part::ALL.into_iter().filter(|part| self.parts.iter().any(|times| times.contains_key(part)));
+        let taken =
+            Part::ALL.into_iter().filter(|part| self.parts.iter().any(|times| times.contains_key(part)));
         taken.map(line).collect()
     }
 
