@@ -78,6 +78,7 @@ fn held(segments: &[Segment], buffers: usize) -> Vec<Vec<bool>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Part;
     use crate::graph::{Content, Node, Op};
 
     fn spec(width: usize, content: Content) -> BufferSpec {
