@@ -23,7 +23,7 @@ fn shapes(name: &str) -> Shapes {
 fn large() -> Shapes {
     let mut shapes = shapes("q3moe-tiny");
     (shapes.dense_bytes, shapes.expert_bytes) = (4 * GIB, 60 * GIB);
-    (shapes.active.dense, shapes.active.experts) = (4 << 30, 2 << 30);
+    (shapes.active_dense_bytes, shapes.active_expert_bytes) = (4 * GIB, 2 * GIB);
     (shapes.context_tokens, shapes.vocabulary) = (262_144, 250_000);
     shapes.trunk.layout.block_values = 24 * 1024 * 256 / 2;
     shapes
