@@ -40,6 +40,8 @@ pub enum Finish {
 pub struct Usage {
     /// Of the prompt.
     pub prompt_tokens: usize,
+    /// Of the prompt, those that had been read before; known once the engine has ended.
+    pub reused_tokens: usize,
     /// Of the answer, thinking included.
     pub completion_tokens: usize,
     /// Of the thinking, with its closing mark.
@@ -107,6 +109,7 @@ impl Generation {
         self.shown.finish();
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
+            reused_tokens: 0,
             completion_tokens: self.completion_tokens,
             thinking_tokens: self.state.thinking_tokens,
         };

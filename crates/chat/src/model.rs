@@ -265,10 +265,15 @@ impl ChatModel {
         let spec = ConstraintSpec { stop_strings, stop_tokens, thinking };
         let constraint = Arc::new(Constraint::new(spec, self.format.tokenizer.clone())?);
         let prompt_tokens = prompt.len();
+        // A message ends with the mark that ends an answer.
+        let ends = self.format.tokenizer.end_of_generation();
+        let marks = prompt.iter().enumerate().filter(|(_, token)| ends.contains(token));
+        let message_ends = marks.map(|(at, _)| at + 1).collect();
         let answer = self.service.submit(Request {
             prompt,
             sampling,
             tokens_max: tokens_max.unwrap_or(usize::MAX),
+            message_ends,
             policy: Box::new(TextPolicy::new(constraint.clone())),
         })?;
         Ok(ChatAnswer {
@@ -335,7 +340,9 @@ impl ChatAnswer {
     fn take(&mut self, event: RequestEvent) {
         let of = self.prompt_tokens;
         match event {
-            RequestEvent::Admitted => self.ready.push_back(ChatEvent::Reading { done: 0, of }),
+            RequestEvent::Admitted { reused_tokens } => {
+                self.ready.push_back(ChatEvent::Reading { done: reused_tokens, of });
+            }
             RequestEvent::Read { tokens } => self.ready.push_back(ChatEvent::Reading { done: tokens, of }),
             RequestEvent::Token(sampled) => {
                 self.tokens.push(sampled.token);
@@ -351,6 +358,7 @@ impl ChatAnswer {
                 let events = self.generation.finish(finish);
                 self.show(events);
                 let (finish, usage) = self.end.expect("an end of the text by now");
+                let usage = Usage { reused_tokens: engine.reused_tokens, ..usage };
                 let reason = match &engine.reason {
                     EndReason::Failed(error) => Err(error.clone()),
                     _ => Ok(finish),

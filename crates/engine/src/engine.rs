@@ -108,19 +108,28 @@ impl Engine {
     /// Runs one window with rows of all these sequences, none of which has ended, and tells of what came of it, by the
     /// sequence's index. Sequences that end, failed ones too, say so themselves.
     ///
-    /// Any failure stays with the sequences that caused it, where that can be told.
+    /// Any failure stays with the sequences that caused it, where that can be told. `make_room` is asked for memory as often
+    /// as some is short, until it says that it has no more.
     pub(crate) fn step(
         &mut self,
         sequences: &mut [&mut Sequence],
         emit: &mut dyn FnMut(usize, RequestEvent),
+        make_room: &mut dyn FnMut() -> bool,
     ) {
         if sequences.is_empty() {
             return;
         }
         let pending: Vec<usize> = sequences.iter().map(|sequence| sequence.pending().len()).collect();
-        let rows = scheduler::rows(&pending, self.chunk_tokens);
+        let most: Vec<usize> = sequences.iter().map(|sequence| sequence.rows_max()).collect();
+        let rows = scheduler::rows(&pending, &most, self.chunk_tokens);
         let members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] > 0).collect();
-        match self.run_rows(sequences, &members, &rows, emit) {
+        let result = loop {
+            match self.run_rows(sequences, &members, &rows, emit) {
+                Err(StepError::OutOfMemory { .. }) if make_room() => {}
+                result => break result,
+            }
+        };
+        match result {
             Ok(()) => {}
             // No state was touched: those that find room alone go on alone.
             Err(StepError::OutOfMemory { .. }) if members.len() > 1 => {

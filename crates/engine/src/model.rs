@@ -24,6 +24,8 @@ pub struct LoadOptions {
     pub context_tokens: Option<usize>,
     /// Sequences of full length whose keys and values may be in memory at once; without a limit if absent.
     pub sequences: Option<usize>,
+    /// Bytes of states that may be kept of what was read, to be gone on from, on top of those of the sequences.
+    pub prefix_bytes: usize,
     /// How weights come into memory.
     pub loading: Loading,
     /// Bytes that a plan gave to this process without its weights: what is not touched of them yet looks available and is not,
@@ -53,6 +55,8 @@ pub struct Model {
     pub kv: Arc<KvPool>,
     /// Where those of the draft layer come from.
     pub draft_kv: Option<Arc<KvPool>>,
+    /// See [`LoadOptions::prefix_bytes`].
+    pub prefix_bytes: usize,
     /// What states of this model are bound to.
     pub identity: ModelIdentity,
     /// Metadata of the file, for tokenizer and template.
@@ -97,9 +101,9 @@ impl Model {
         let layout = Arc::new(StateLayout::new(spec.layers.iter(), options.kv, context_tokens));
         let draft_layout = (spec.draft.as_ref())
             .map(|d| Arc::new(StateLayout::new(std::iter::once(&d.layer), options.kv, context_tokens)));
-        let kv = KvPool::new(&layout, options.sequences)?;
+        let kv = KvPool::new(&layout, options.sequences, options.prefix_bytes)?;
         let draft_kv =
-            draft_layout.as_ref().map(|layout| KvPool::new(layout, options.sequences)).transpose()?;
+            draft_layout.as_ref().map(|layout| KvPool::new(layout, options.sequences, 0)).transpose()?;
         let identity = identity(&file, &spec, &weights);
         let experts = ExpertStore::new(&spec, weights.clone());
         let metadata = file.metadata;
@@ -113,6 +117,7 @@ impl Model {
             draft_layout,
             kv,
             draft_kv,
+            prefix_bytes: options.prefix_bytes,
             identity,
             metadata,
         })

@@ -16,6 +16,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// Most tokens to generate; the context may end an answer earlier.
     pub tokens_max: usize,
+    /// How many tokens of the prompt lie before the end of each message, ascending: where other prompts are likely to part
+    /// from this one, so that a beginning up to there is kept if it can be. May be empty.
+    pub message_ends: Vec<usize>,
     /// What may come next, and when the answer ends.
     pub policy: Box<dyn RowPolicy + Send>,
 }
@@ -24,7 +27,10 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
     /// It has left the queue and has a place among the running.
-    Admitted,
+    Admitted {
+        /// Tokens of the prompt, from its beginning, that need not be read since they were before.
+        reused_tokens: usize,
+    },
     /// So many tokens of the prompt have been read.
     Read {
         /// Of the prompt, from its beginning.
@@ -56,7 +62,9 @@ pub struct Ended {
     pub reason: EndReason,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that were read; fewer if the request ended before.
+    /// Tokens of the prompt that were not read, since they had been before.
+    pub reused_tokens: usize,
+    /// Tokens of the prompt that were read: the others, or fewer if the request ended before.
     pub read_tokens: usize,
     /// Tokens generated; a stop token is not counted.
     pub generated_tokens: usize,

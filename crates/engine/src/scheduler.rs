@@ -1,23 +1,23 @@
 //! Which rows the next window has.
 
-/// How many of each sequence's pending tokens go into the next window, of at most `rows_max` rows in all, or as many as
-/// there are sequences where these are more. The sequences are in the order they were admitted in.
+/// How many of each sequence's `pending` tokens go into the next window, at most `most` of them, at least 1, and `rows_max`
+/// rows in all, or as many as there are sequences where these are more. The sequences are in the order they were admitted in.
 ///
 /// Sequences that write, whose one pending token waits for its row, come first: a prompt that is read beside them makes
 /// them slower and never stops them. Half of the rows that are left, one at least, are the oldest prompt's, so that every
 /// prompt is read in the end, whatever comes after it. The other half goes to those that have least left to read: a short
 /// prompt does not wait for a long one.
-pub(crate) fn rows(pending: &[usize], rows_max: usize) -> Vec<usize> {
-    assert!(pending.iter().all(|&tokens| tokens > 0), "a sequence without a pending token");
+pub(crate) fn rows(pending: &[usize], most: &[usize], rows_max: usize) -> Vec<usize> {
+    assert!(most.iter().all(|&tokens| tokens > 0), "a sequence without a pending token");
     let mut rows: Vec<usize> = pending.iter().map(|&tokens| usize::from(tokens == 1)).collect();
     let mut prompts: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] == 0).collect();
     let Some(&oldest) = prompts.first() else { return rows };
     let mut left = rows_max.saturating_sub(rows.len() - prompts.len()).max(1);
-    rows[oldest] = pending[oldest].min(left.div_ceil(2));
+    rows[oldest] = most[oldest].min(left.div_ceil(2));
     left -= rows[oldest];
     prompts.sort_by_key(|&i| pending[i] - rows[i]);
     for i in prompts {
-        let more = (pending[i] - rows[i]).min(left);
+        let more = (most[i] - rows[i]).min(left);
         rows[i] += more;
         left -= more;
     }
@@ -26,7 +26,17 @@ pub(crate) fn rows(pending: &[usize], rows_max: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::rows;
+    fn rows(pending: &[usize], rows_max: usize) -> Vec<usize> {
+        super::rows(pending, pending, rows_max)
+    }
+
+    /// A prompt that pauses for its state to be kept is no shorter for it.
+    #[test]
+    fn a_prompt_pauses_where_it_must() {
+        assert_eq!(super::rows(&[1000], &[100], 512), [100]);
+        assert_eq!(super::rows(&[1000, 300], &[900, 1], 512), [511, 1]);
+        assert_eq!(super::rows(&[1000, 300, 500], &[1000, 300, 20], 512), [256, 256, 0]);
+    }
 
     #[test]
     fn one_sequence_is_read_in_chunks() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::StepError;
 use crate::model::Model;
 use crate::policy::{RowPolicy, StopReason, Verdict};
+use crate::prefix;
 use crate::request::{EndReason, Ended, Request, RequestError};
 use crate::sampler::{Sampled, Sampler, ValidSampling};
 use crate::state::State;
@@ -16,6 +17,7 @@ pub(crate) struct ValidRequest {
     sampling: ValidSampling,
     /// Most tokens to generate, within the context.
     tokens_max: usize,
+    message_ends: Vec<usize>,
     policy: Box<dyn RowPolicy + Send>,
 }
 
@@ -25,7 +27,7 @@ impl ValidRequest {
     /// # Errors
     /// [`RequestError`], without anything computed.
     pub fn new(request: Request, model: &Model) -> Result<ValidRequest, RequestError> {
-        let Request { prompt, sampling, tokens_max, policy } = request;
+        let Request { prompt, sampling, tokens_max, message_ends, policy } = request;
         let (context_tokens, vocabulary) = (model.layout.context_tokens, model.spec.vocabulary);
         let prompt_tokens = prompt.len();
         if prompt_tokens == 0 {
@@ -39,7 +41,12 @@ impl ValidRequest {
         }
         let sampling = sampling.validate(vocabulary)?;
         let tokens_max = tokens_max.min(context_tokens - prompt_tokens);
-        Ok(ValidRequest { prompt, sampling, tokens_max, policy })
+        Ok(ValidRequest { prompt, sampling, tokens_max, message_ends, policy })
+    }
+
+    /// The prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.prompt
     }
 
     /// Tokens of the prompt.
@@ -53,6 +60,10 @@ pub(crate) struct Sequence {
     /// Prompt and answer.
     tokens: Vec<u32>,
     prompt_tokens: usize,
+    /// Of these, those that had been read before.
+    reused_tokens: usize,
+    /// Numbers of tokens after which its state is to be kept, the next one last.
+    stops: Vec<usize>,
     tokens_max: usize,
     state: State,
     sampler: Sampler,
@@ -68,17 +79,24 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// With nothing read. `queue_time` is how long the request waited.
-    ///
-    /// # Errors
-    /// [`RequestError::Step`] if memory is short.
-    pub fn new(request: ValidRequest, model: &Model, queue_time: Duration) -> Result<Sequence, RequestError> {
-        let ValidRequest { prompt, sampling, tokens_max, mut policy } = request;
-        Ok(Sequence {
-            prompt_tokens: prompt.len(),
+    /// From `state`, which has read a beginning of the prompt. `queue_time` is how long the request waited.
+    pub fn new(request: ValidRequest, state: State, queue_time: Duration) -> Sequence {
+        let ValidRequest { prompt, sampling, tokens_max, message_ends, mut policy } = request;
+        let (prompt_tokens, reused_tokens) = (prompt.len(), state.tokens());
+        assert!(reused_tokens < prompt_tokens, "the last token's row gives the first logits");
+        let mut stops = match state.can_be_cut() {
+            // Any beginning of it can be gone on from.
+            true => vec![prompt_tokens],
+            false => prefix::stops(reused_tokens, prompt_tokens, &message_ends),
+        };
+        stops.reverse();
+        Sequence {
+            prompt_tokens,
+            reused_tokens,
+            stops,
             tokens: prompt,
             tokens_max,
-            state: model.new_state()?,
+            state,
             sampler: Sampler::new(sampling),
             verdict: policy.start(),
             policy,
@@ -87,7 +105,25 @@ impl Sequence {
             queue_time,
             admitted: Instant::now(),
             read: None,
-        })
+        }
+    }
+
+    /// How many of the pending tokens the next window may have: it ends where the state is to be kept.
+    pub fn rows_max(&self) -> usize {
+        let pending = self.pending().len();
+        self.stops.last().map_or(pending, |stop| pending.min(stop - self.state.tokens()))
+    }
+
+    /// The tokens and a copy of the state, if it is to be kept now.
+    pub fn kept(&mut self) -> Option<(&[u32], State)> {
+        let tokens = self.state.tokens();
+        self.stops.pop_if(|stop| *stop == tokens)?;
+        Some((&self.tokens[..tokens], self.state.clone()))
+    }
+
+    /// Keeps nothing before it ends.
+    pub fn keep_nothing(&mut self) {
+        self.stops.clear();
     }
 
     /// Tokens whose rows are not computed yet, at least one.
@@ -103,6 +139,11 @@ impl Sequence {
     /// Position of the next row.
     pub fn next_position(&self) -> i32 {
         self.state.next_position()
+    }
+
+    /// Tokens of the prompt that it did not have to read.
+    pub fn reused_tokens(&self) -> usize {
+        self.reused_tokens
     }
 
     /// Tokens of the prompt whose rows are computed.
@@ -172,21 +213,26 @@ impl Sequence {
         self.ended.is_some()
     }
 
-    /// The end record.
+    /// The end record, and what was computed: tokens with their state, where that is of use.
     ///
     /// # Panics
     /// If it has not ended.
-    pub fn record(self) -> Ended {
+    pub fn finish(mut self) -> (Ended, Option<(Vec<u32>, State)>) {
         let now = Instant::now();
         let read = self.read.unwrap_or(now);
-        Ended {
+        let ended = Ended {
             reason: self.ended.expect("a sequence that has ended"),
             prompt_tokens: self.prompt_tokens,
-            read_tokens: self.state.tokens().min(self.prompt_tokens),
+            reused_tokens: self.reused_tokens,
+            read_tokens: self.state.tokens().clamp(self.reused_tokens, self.prompt_tokens)
+                - self.reused_tokens,
             generated_tokens: self.tokens.len() - self.prompt_tokens,
             queue_time: self.queue_time,
             read_time: read - self.admitted,
             write_time: now - read,
-        }
+        };
+        self.tokens.truncate(self.state.tokens());
+        let computed = (!self.state.is_lost()).then_some((self.tokens, self.state));
+        (ended, computed)
     }
 }

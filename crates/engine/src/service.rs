@@ -21,6 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::engine::Engine;
 use crate::model::Model;
+use crate::prefix::{PrefixCache, PrefixCounts};
 use crate::request::{EndReason, Ended, Request, RequestError, RequestEvent};
 use crate::sequence::{Sequence, ValidRequest};
 
@@ -40,6 +41,8 @@ pub struct ServiceCounts {
     pub queued: usize,
     /// Requests that are being answered.
     pub running: usize,
+    /// What is kept of conversations.
+    pub prefix: PrefixCounts,
     /// False once the engine's thread has ended: nothing is answered any more.
     pub alive: bool,
 }
@@ -77,6 +80,9 @@ struct Shared {
     taken: AtomicUsize,
     /// Of these, those that run.
     running: AtomicUsize,
+    /// States kept of conversations, and their bytes.
+    points: AtomicUsize,
+    point_bytes: AtomicUsize,
     alive: AtomicBool,
 }
 
@@ -137,6 +143,7 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     prompt_tokens: usize,
+    reused_tokens: usize,
     read_tokens: usize,
     generated_tokens: usize,
     queue_time: Option<Duration>,
@@ -171,8 +178,11 @@ impl Answer {
         let elapsed = self.submitted.elapsed();
         let progress = self.unended.as_mut().expect("no event after the end");
         match &event {
-            Some(RequestEvent::Admitted) => progress.queue_time = Some(elapsed),
-            Some(RequestEvent::Read { tokens }) => progress.read_tokens = *tokens,
+            Some(RequestEvent::Admitted { reused_tokens }) => {
+                progress.queue_time = Some(elapsed);
+                progress.reused_tokens = *reused_tokens;
+            }
+            Some(RequestEvent::Read { tokens }) => progress.read_tokens = tokens - progress.reused_tokens,
             Some(RequestEvent::Token(_)) => {
                 progress.generated_tokens += 1;
                 progress.read_time.get_or_insert(elapsed - progress.queue_time.unwrap_or_default());
@@ -195,6 +205,7 @@ impl Progress {
         Ended {
             reason: EndReason::Failed(RequestError::EngineGone),
             prompt_tokens: self.prompt_tokens,
+            reused_tokens: self.reused_tokens,
             read_tokens: self.read_tokens,
             generated_tokens: self.generated_tokens,
             queue_time,
@@ -216,13 +227,16 @@ impl Service {
         let shared = Arc::new(Shared {
             taken: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
+            points: AtomicUsize::new(0),
+            point_bytes: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
         });
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("engine".into()).spawn(move || {
             let _alive = Alive(of_thread.clone());
-            Running { engine, limits, shared: of_thread, waiting: VecDeque::new(), running: Vec::new() }
-                .run(&incoming);
+            let prefix = PrefixCache::new(engine.model().prefix_bytes);
+            let (waiting, running) = (VecDeque::new(), Vec::new());
+            Running { engine, limits, shared: of_thread, waiting, running, prefix }.run(&incoming);
         })?;
         Ok(Service { model, submissions: Some(submissions), shared, limits, thread: Some(thread) })
     }
@@ -244,6 +258,10 @@ impl Service {
             // The two numbers change one after the other.
             queued: self.shared.taken.load(Ordering::Acquire).saturating_sub(running),
             running,
+            prefix: PrefixCounts {
+                points: self.shared.points.load(Ordering::Relaxed),
+                bytes: self.shared.point_bytes.load(Ordering::Relaxed),
+            },
             alive: self.shared.alive.load(Ordering::Acquire),
         }
     }
@@ -264,6 +282,7 @@ impl Service {
         submissions.send(submission).map_err(|_| SubmitError::Stopped)?;
         let unended = Progress {
             prompt_tokens,
+            reused_tokens: 0,
             read_tokens: 0,
             generated_tokens: 0,
             queue_time: None,
@@ -311,6 +330,8 @@ struct Running {
     shared: Arc<Shared>,
     waiting: VecDeque<Submission>,
     running: Vec<Member>,
+    /// What was read before.
+    prefix: PrefixCache,
 }
 
 struct Member {
@@ -366,15 +387,21 @@ impl Running {
                 return;
             };
             let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
-            match Sequence::new(request, self.engine.model(), queue_time) {
-                Ok(sequence) => {
-                    caller.tell(RequestEvent::Admitted);
+            let state =
+                self.prefix.find(request.prompt()).map_or_else(|| self.engine.model().new_state(), Ok);
+            match state {
+                Ok(state) => {
+                    let mut sequence = Sequence::new(request, state, queue_time);
+                    if self.prefix.is_off() {
+                        sequence.keep_nothing();
+                    }
+                    caller.tell(RequestEvent::Admitted { reused_tokens: sequence.reused_tokens() });
                     self.running.push(Member { sequence, caller, place });
                     self.shared.running.store(self.running.len(), Ordering::Release);
                 }
                 Err(error) => {
                     drop(place);
-                    let reason = EndReason::Failed(error);
+                    let reason = EndReason::Failed(error.into());
                     caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
                 }
             }
@@ -388,15 +415,28 @@ impl Running {
             sequences.push(sequence);
             callers.push(&*caller);
         }
-        self.engine.step(&mut sequences, &mut |index, event| callers[index].tell(event));
+        let prefix = &mut self.prefix;
+        let emit = &mut |index: usize, event| callers[index].tell(event);
+        self.engine.step(&mut sequences, emit, &mut || prefix.evict());
+        for sequence in sequences {
+            if let Some((tokens, state)) = sequence.kept() {
+                self.prefix.keep(tokens, state);
+            }
+        }
     }
 
     fn remove_ended(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.running[at].sequence.ended().is_some() {
                 let Member { sequence, caller, place } = self.running.remove(at);
-                // The state is freed and the place given on before the caller hears of the end.
-                let ended = sequence.record();
+                // The state is kept or freed and the place given on before the caller hears of the end.
+                let (ended, computed) = sequence.finish();
+                if let Some((tokens, state)) = computed {
+                    self.prefix.keep(&tokens, state);
+                }
+                let PrefixCounts { points, bytes } = self.prefix.counts();
+                self.shared.points.store(points, Ordering::Relaxed);
+                self.shared.point_bytes.store(bytes, Ordering::Relaxed);
                 drop(place);
                 self.shared.running.store(self.running.len(), Ordering::Release);
                 caller.tell(RequestEvent::Ended(ended));
@@ -416,6 +456,7 @@ fn unread(reason: EndReason, prompt_tokens: usize, queue_time: Duration) -> Ende
     Ended {
         reason,
         prompt_tokens,
+        reused_tokens: 0,
         read_tokens: 0,
         generated_tokens: 0,
         queue_time,

@@ -31,14 +31,20 @@ fn drawn() -> Sampling {
 }
 
 fn request(prompt: &[u32], tokens_max: usize, sampling: Sampling) -> Request {
-    Request { prompt: prompt.to_vec(), sampling, tokens_max, policy: Box::new(StopTokens(Vec::new())) }
+    Request {
+        prompt: prompt.to_vec(),
+        sampling,
+        tokens_max,
+        message_ends: Vec::new(),
+        policy: Box::new(StopTokens(Vec::new())),
+    }
 }
 
 fn heard(answer: &mut Answer) -> (Vec<Sampled>, Ended) {
     let mut tokens = Vec::new();
     loop {
         match answer.next_blocking().expect("an end before the last event") {
-            RequestEvent::Admitted | RequestEvent::Read { .. } => {}
+            RequestEvent::Admitted { .. } | RequestEvent::Read { .. } => {}
             RequestEvent::Token(sampled) => tokens.push(sampled),
             RequestEvent::Ended(ended) => {
                 assert_eq!(ended.generated_tokens, tokens.len());

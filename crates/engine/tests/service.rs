@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use engine::policy::StopTokens;
 use engine::sampler::Sampling;
 use engine::{
-    Answer, EndReason, Ended, Engine, EngineConfig, LoadOptions, Request, RequestError, RequestEvent,
-    RowPolicy, Service, ServiceCounts, ServiceLimits, StopReason, SubmitError, Verdict,
+    Answer, EndReason, Ended, Engine, EngineConfig, LoadOptions, PrefixCounts, Request, RequestError,
+    RequestEvent, RowPolicy, Service, ServiceCounts, ServiceLimits, StopReason, SubmitError, Verdict,
 };
 use support::*;
 
@@ -29,7 +29,13 @@ fn prompt(service: &Service, seed: usize, len: usize) -> Vec<u32> {
 
 fn request(prompt: Vec<u32>, tokens_max: usize) -> Request {
     let sampling = Sampling { temperature: 1.0, seed: prompt.len() as u64, ..Sampling::default() };
-    Request { prompt, sampling, tokens_max, policy: Box::new(StopTokens(Vec::new())) }
+    Request {
+        prompt,
+        sampling,
+        tokens_max,
+        message_ends: Vec::new(),
+        policy: Box::new(StopTokens(Vec::new())),
+    }
 }
 
 /// All that came, checked for order: admitted, reading, tokens, one end.
@@ -37,7 +43,9 @@ fn heard(answer: &mut Answer) -> (Vec<u32>, Ended) {
     let (mut admitted, mut read, mut tokens) = (false, 0, Vec::new());
     loop {
         match answer.next_blocking().expect("an end before the last event") {
-            RequestEvent::Admitted => assert!(!std::mem::replace(&mut admitted, true), "admitted twice"),
+            RequestEvent::Admitted { .. } => {
+                assert!(!std::mem::replace(&mut admitted, true), "admitted twice")
+            }
             RequestEvent::Read { tokens: to } => {
                 assert!(admitted && tokens.is_empty() && to > read, "read {to} after {read}");
                 read = to;
@@ -53,7 +61,8 @@ fn heard(answer: &mut Answer) -> (Vec<u32>, Ended) {
     }
 }
 
-const IDLE: ServiceCounts = ServiceCounts { queued: 0, running: 0, alive: true };
+const IDLE: ServiceCounts =
+    ServiceCounts { queued: 0, running: 0, prefix: PrefixCounts { points: 0, bytes: 0 }, alive: true };
 
 /// Stops at each token until the test lets it go on: the test decides what the engine is in the middle of.
 struct Gate {
@@ -176,7 +185,7 @@ fn who_leaves_is_cancelled_wherever_it_is() {
     assert_eq!(service.counts().queued, 3);
     let_go.send(()).expect("the engine waits");
     reached.recv().expect("its second token, while the other is half read");
-    assert_eq!(service.counts(), ServiceCounts { queued: 2, running: 2, alive: true });
+    assert_eq!(service.counts(), ServiceCounts { queued: 2, running: 2, ..IDLE });
     drop((queued, reading));
     drop(let_go);
     assert_eq!(heard(&mut follower).0, alone, "nothing of those who left is in the next answer");

@@ -54,7 +54,7 @@ fn the_real_model_keeps_what_its_specification_says() {
     let ngram_tail = 9 * 10240 * 4;
     assert_eq!(matrices, 108 << 20);
     assert_eq!((tails / 36, ngram_tail), (120 << 10, 360 << 10));
-    let empty = State::new(half.clone(), &KvPool::new(&half, None).unwrap()).unwrap();
+    let empty = State::new(half.clone(), &KvPool::new(&half, None, 0).unwrap()).unwrap();
     assert_eq!(empty.bytes(), matrices + tails + ngram_tail);
     assert_eq!(empty.ngram_history().len(), 2);
 

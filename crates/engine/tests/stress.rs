@@ -8,14 +8,15 @@ use std::sync::{Arc, mpsc};
 use engine::policy::StopTokens;
 use engine::sampler::{Sampled, Sampling};
 use engine::{
-    Answer, EndReason, Ended, Engine, EngineConfig, LoadOptions, Request, RequestError, RequestEvent,
-    RowPolicy, Service, ServiceCounts, ServiceLimits, StepError, SubmitError, Verdict,
+    Answer, EndReason, Ended, Engine, EngineConfig, LoadOptions, PrefixCounts, Request, RequestError,
+    RequestEvent, RowPolicy, Service, ServiceCounts, ServiceLimits, StepError, SubmitError, Verdict,
 };
 use support::sequences::Random;
 use support::*;
 use sys::arena::lease_bytes;
 
-const IDLE: ServiceCounts = ServiceCounts { queued: 0, running: 0, alive: true };
+const IDLE: ServiceCounts =
+    ServiceCounts { queued: 0, running: 0, prefix: PrefixCounts { points: 0, bytes: 0 }, alive: true };
 
 fn service(name: &str, limits: ServiceLimits) -> Service {
     let load = LoadOptions { context_tokens: Some(512), ..LoadOptions::default() };
@@ -39,7 +40,7 @@ fn request_of(vocabulary: usize, marker: usize) -> Request {
         ..Sampling::default()
     };
     let policy = Box::new(StopTokens(vec![(marker % vocabulary) as u32]));
-    Request { prompt: prompt.collect(), sampling, tokens_max: marker % 7, policy }
+    Request { prompt: prompt.collect(), sampling, tokens_max: marker % 7, message_ends: Vec::new(), policy }
 }
 
 /// All events up to the end, which is the last one.
@@ -47,7 +48,7 @@ fn heard(answer: &mut Answer) -> (Vec<Sampled>, Ended) {
     let mut tokens = Vec::new();
     loop {
         match answer.next_blocking().expect("an end before the last event") {
-            RequestEvent::Admitted | RequestEvent::Read { .. } => {}
+            RequestEvent::Admitted { .. } | RequestEvent::Read { .. } => {}
             RequestEvent::Token(sampled) => tokens.push(sampled),
             RequestEvent::Ended(ended) => {
                 assert_eq!(answer.next_blocking(), None, "an event after the end");

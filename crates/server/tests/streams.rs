@@ -49,7 +49,7 @@ fn a_chat_stream_byte_for_byte() {
         &piece(r#"{"content":"Hel"}"#, "null"),
         &piece(r#"{"content":"lo \"€\"\n"}"#, "null"),
         &piece("{}", "\"stop\""),
-        r#"{"id":"ID","object":"chat.completion.chunk","created":NOW,"model":"scripted","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,"completion_tokens_details":{"reasoning_tokens":2}}}"#,
+        r#"{"id":"ID","object":"chat.completion.chunk","created":NOW,"model":"scripted","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":2}}}"#,
         "[DONE]",
     ]);
     assert_eq!(stable(&reply), wanted);
@@ -77,13 +77,13 @@ fn whole_answers_byte_for_byte() {
     assert_eq!((reply.status, reply.header("content-type")), (200, Some("application/json")));
     assert_eq!(
         stable(&reply),
-        r#"{"id":"ID","object":"chat.completion","created":NOW,"model":"scripted","choices":[{"index":0,"message":{"role":"assistant","content":"Hello","refusal":null,"reasoning_content":"Hm."},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,"completion_tokens_details":{"reasoning_tokens":2}}}"#
+        r#"{"id":"ID","object":"chat.completion","created":NOW,"model":"scripted","choices":[{"index":0,"message":{"role":"assistant","content":"Hello","refusal":null,"reasoning_content":"Hm."},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":2}}}"#
     );
     served.script.say(vec![text("ab"), end(Finish::Length, 2, 0)]);
     let reply = served.post(COMPLETIONS, &json!({"prompt": "x"}));
     assert_eq!(
         stable(&reply),
-        r#"{"id":"ID","object":"text_completion","created":NOW,"model":"scripted","choices":[{"index":0,"text":"ab","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":11,"completion_tokens":2,"total_tokens":13,"completion_tokens_details":{"reasoning_tokens":0}}}"#
+        r#"{"id":"ID","object":"text_completion","created":NOW,"model":"scripted","choices":[{"index":0,"text":"ab","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":11,"completion_tokens":2,"total_tokens":13,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":0}}}"#
     );
 }
 

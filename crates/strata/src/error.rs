@@ -308,6 +308,7 @@ fn refusal_sentence(path: &Path, refusal: &Refusal, flags: &[&str]) -> String {
         Change::Loading(_) | Change::Kv(_) | Change::Context(_) => true,
         Change::Sequences(_) => flags.contains(&"--parallel"),
         Change::Chunk(_) => flags.contains(&"--chunk"),
+        Change::PrefixBytes(_) => flags.contains(&"--prefix-cache"),
     };
     let mut advised = refusal.clone();
     advised.suggestions.retain(|suggestion| suggestion.changes.iter().all(is_advice));
@@ -320,6 +321,7 @@ fn refusal_sentence(path: &Path, refusal: &Refusal, flags: &[&str]) -> String {
             Change::Context(tokens) => format!("a context of {tokens} tokens"),
             Change::Sequences(sequences) => format!("--parallel {sequences}"),
             Change::Chunk(tokens) => format!("--chunk {tokens}"),
+            Change::PrefixBytes(bytes) => format!("--prefix-cache {}M", bytes >> 20),
         }),
     };
     format!("{} does not fit: {sentence}", path.display())

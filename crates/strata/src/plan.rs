@@ -42,6 +42,9 @@ pub struct PlanArgs {
     /// Most rows of one pass
     #[arg(long, value_name = "N", default_value_t = engine::memory::CHUNK_TOKENS, value_parser = parse::in_range(1..=parse::CHUNK_MAX))]
     pub chunk: usize,
+    /// Most bytes of conversations that are kept to be gone on from, as `strata serve` does [default: what the machine can spare]
+    #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
+    pub prefix_cache: Option<u64>,
     /// How weights come into memory, moved, mapped or read
     #[arg(long, value_name = "HOW", default_value = "moved", value_parser = parse::loading)]
     pub weights: Loading,
@@ -71,13 +74,14 @@ pub fn plan(args: &PlanArgs) -> Result<(), Error> {
         kv: args.kv,
         sequences: args.parallel,
         chunk_tokens: args.chunk,
+        prefix_bytes: args.prefix_cache,
         loading: args.weights,
         ..PlanOptions::default()
     };
     let plan = memory::plan(&shapes, &machine, &options).map_err(|refusal| Error::DoesNotFit {
         path: path(),
         refusal,
-        flags: &["--ctx", "--parallel", "--chunk"],
+        flags: &["--ctx", "--parallel", "--chunk", "--prefix-cache"],
     })?;
     match args.json {
         true => Output::new().json(&object(&plan)),

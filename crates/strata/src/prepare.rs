@@ -103,9 +103,11 @@ pub fn chat_model(
     compute: &ComputeArgs,
     context_tokens: Option<usize>,
     limits: ServiceLimits,
+    prefix_bytes: Option<u64>,
     flags: &'static [&'static str],
 ) -> Result<ChatModel, Error> {
-    let wanted = PlanOptions { context_tokens, sequences: limits.parallel_max, ..PlanOptions::default() };
+    let sequences = limits.parallel_max;
+    let wanted = PlanOptions { context_tokens, sequences, prefix_bytes, ..PlanOptions::default() };
     let engine = engine(model, compute, wanted, flags)?;
     let service = Service::start(engine, limits).map_err(|source| Error::Io {
         action: "start",

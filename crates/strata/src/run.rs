@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let prompt = prepare::text_argument(&args.prompt)?;
     let start = Instant::now();
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, &["--ctx"])?;
+    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, Some(0), &["--ctx"])?;
     let load_time = start.elapsed();
     let prompt = if args.raw {
         Prompt::Text(prompt)

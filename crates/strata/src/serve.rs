@@ -59,6 +59,10 @@ pub struct ServeArgs {
     /// Most tokens of prompt and answer together, for each request [default: what the model was trained for]
     #[arg(short = 'c', long, value_name = "N", value_parser = parse::in_range(1..=parse::CONTEXT_MAX))]
     pub ctx: Option<usize>,
+    /// Most bytes of conversations that are kept, so that what was read is not read again, with K, M, G or T for powers of
+    /// 1024; 0 keeps none [default: what the machine can spare]
+    #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
+    pub prefix_cache: Option<u64>,
     #[command(flatten)]
     pub compute: ComputeArgs,
 }
@@ -98,7 +102,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
     // It answers, with nothing but that it is loading, while the model is: whoever waits for it can tell.
     let server: Server<ChatModel> = Server::start(listener, settings).map_err(failed)?;
     let service = ServiceLimits { parallel_max: args.parallel, queue_max: args.queue };
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, &["--ctx", "--parallel"])?;
+    let flags = &["--ctx", "--parallel", "--prefix-cache"];
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, args.prefix_cache, flags)?;
     if let Some(error) = model.format().template_error() {
         tracing::warn!("conversations cannot be answered, only /v1/completions: {error}");
     }

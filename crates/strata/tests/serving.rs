@@ -86,7 +86,11 @@ fn a_model_is_served_and_the_program_ends_well() {
         .map(|json| serde_json::from_str(&format!("{{{json}")).expect("JSON"))
         .collect();
     let joined: String = pieces.iter().filter_map(|piece| piece["choices"][0]["text"].as_str()).collect();
-    assert_eq!((joined.as_str(), &pieces.last().expect("usage")["usage"]), (text, usage));
+    // The same answer, to a prompt of which all but the last token need not be read again.
+    let again = &pieces.last().expect("usage")["usage"];
+    assert_eq!((joined.as_str(), &again["completion_tokens"]), (text, &usage["completion_tokens"]));
+    let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    assert_eq!((cached(usage), cached(again)), (0, again["prompt_tokens"].as_u64().expect("a number") - 1));
     assert_eq!(serving.stop(), (Some(0), String::new()));
 }
 

@@ -74,6 +74,8 @@ pub struct PlanOptions {
     pub tentative_rows: usize,
     /// Most rows of a sequence's part of a window of which the logits are wanted, at least 1; those that wait come on top.
     pub output_rows: usize,
+    /// Bytes of states that may be kept of what was read, to be gone on from; what the machine can spare if absent.
+    pub prefix_bytes: Option<u64>,
     /// How weights come into memory.
     pub loading: Loading,
 }
@@ -87,6 +89,7 @@ impl Default for PlanOptions {
             chunk_tokens: CHUNK_TOKENS,
             tentative_rows: 0,
             output_rows: 1,
+            prefix_bytes: Some(0),
             loading: Loading::Moved,
         }
     }
@@ -107,6 +110,13 @@ pub(crate) const MOVE_MARGIN_BYTES_MIN: u64 = 1 << 30;
 /// And of what is available one in so many.
 const MOVE_MARGIN_FRACTION: u64 = 10;
 
+/// Most bytes for states of conversations that nobody asked for.
+const PREFIX_BYTES_MAX: u64 = 8 << 30;
+
+/// And where the weights leave no room, one of so many bytes of what is available: reading a long prompt again costs more
+/// than the few experts that these bytes would hold.
+const PREFIX_FRACTION: u64 = 32;
+
 /// Where everything goes. `Display` prints it part by part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -120,6 +130,8 @@ pub struct Plan {
     pub machine: Machine,
     /// Everything that takes memory.
     pub parts: Vec<Part>,
+    /// Bytes of states that may be kept of what was read.
+    pub prefix_bytes: u64,
     /// How weights come into memory: [`Loading::Mapped`] where moving them was wanted and no memory is left for it.
     pub loading: Loading,
     /// Bytes of weights that a token reads from the disk again at worst, since the mapped files are larger than the
@@ -147,6 +159,8 @@ fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Pl
         None => largest_context(shapes, machine, options)?,
     };
     let mut parts = parts::parts(shapes, options, context_tokens);
+    let prefix_bytes = options.prefix_bytes.unwrap_or_else(|| spare(machine, &parts));
+    parts::keep_prefixes(&mut parts, prefix_bytes);
     let process = process_bytes(&parts);
     let left = machine.available_bytes.checked_sub(process).ok_or(process)?;
     parts::keep_mapped(&mut parts, left);
@@ -159,14 +173,39 @@ fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Pl
     }
     let reread_bytes_per_token = reread(shapes, &parts);
     let (options, machine) = (options.clone(), machine.clone());
-    Ok(Plan { options, context_tokens, context_reason, machine, parts, loading, reread_bytes_per_token })
+    Ok(Plan {
+        options,
+        context_tokens,
+        context_reason,
+        machine,
+        parts,
+        prefix_bytes,
+        loading,
+        reread_bytes_per_token,
+    })
+}
+
+/// What can be spared for states of conversations beside everything else: half of what is left once all weights are in
+/// memory, with the margin that lets them move; or, where they do not fit anyway, one part of many.
+fn spare(machine: &Machine, parts: &[Part]) -> u64 {
+    let available = machine.available_bytes;
+    let process = process_bytes(parts);
+    let weights = parts::mapped_bytes(parts);
+    let all = process.saturating_add(weights).saturating_add(move_margin(machine));
+    let half = available.saturating_sub(all) / 2;
+    let least = (available / PREFIX_FRACTION).min(available.saturating_sub(process) / 2);
+    half.max(least).min(PREFIX_BYTES_MAX)
+}
+
+fn move_margin(machine: &Machine) -> u64 {
+    MOVE_MARGIN_BYTES_MIN.max(machine.available_bytes / MOVE_MARGIN_FRACTION)
 }
 
 /// Whether `moved` bytes of matrices may leave the mapped files: beside the process's own memory they must leave a margin
 /// of what is available, which is in part cache of files and, unlike mapped pages, cannot be taken back from them. Addresses
 /// are taken twice.
 fn may_move(machine: &Machine, process: u64, mapped: u64, moved: u64) -> bool {
-    let margin = MOVE_MARGIN_BYTES_MIN.max(machine.available_bytes / MOVE_MARGIN_FRACTION);
+    let margin = move_margin(machine);
     let memory = process.saturating_add(moved).saturating_add(margin);
     memory <= machine.available_bytes && memory.saturating_add(mapped) <= machine.huge_page_room_bytes
 }
@@ -261,6 +300,7 @@ impl Plan {
             context_tokens: Some(self.context_tokens),
             sequences: Some(self.options.sequences),
             loading: self.loading,
+            prefix_bytes: self.prefix_bytes as usize,
             promised_bytes: self.process_bytes(),
             ..LoadOptions::default()
         }

@@ -49,6 +49,8 @@ pub enum PartKind {
     DraftKv,
     /// Matrices and convolution tails of recurrent layers.
     Recurrent,
+    /// States of what was read before.
+    Prefixes,
     /// Rows that are not complete or wait to be kept.
     OpenRows,
     /// Scratch buffers of a window.
@@ -74,6 +76,7 @@ impl PartKind {
             PartKind::Kv => "KV cells",
             PartKind::DraftKv => "draft KV cells",
             PartKind::Recurrent => "recurrent state",
+            PartKind::Prefixes => "kept conversations",
             PartKind::OpenRows => "open rows",
             PartKind::Scratch => "scratch buffers",
             PartKind::Logits => "logits",
@@ -294,6 +297,15 @@ fn open_rows(layout: &StateLayout, options: &PlanOptions, rows: usize) -> u64 {
     let tentative = rows.min(options.tentative_rows.saturating_mul(sequences));
     let waiting = layout.pending_row_bytes().sum::<usize>().saturating_mul(tentative);
     kept.saturating_add(running).saturating_add(waiting) as u64
+}
+
+/// Adds what is kept of conversations, once it is known how much that may be.
+pub(super) fn keep_prefixes(parts: &mut Vec<Part>, bytes: u64) {
+    if bytes > 0 {
+        let reason = "states of what was read, to be gone on from; taken as they come".to_owned();
+        let at = parts.iter().position(|part| part.kind == PartKind::Margin).unwrap_or(parts.len());
+        parts.insert(at, Part { kind: PartKind::Prefixes, bytes, place: Place::Process, reason });
+    }
 }
 
 /// Gives `left` bytes to mapped parts: first to those that every token reads.

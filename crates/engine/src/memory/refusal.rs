@@ -44,6 +44,8 @@ pub enum Change {
     Sequences(usize),
     /// Most rows of a window.
     Chunk(usize),
+    /// Bytes for states of conversations.
+    PrefixBytes(u64),
 }
 
 /// Rows of the smallest window worth having.
@@ -76,6 +78,7 @@ impl fmt::Display for Refusal {
             Change::Sequences(1) => "one sequence at once".to_owned(),
             Change::Sequences(sequences) => format!("{sequences} sequences at once"),
             Change::Chunk(tokens) => format!("chunks of {tokens} tokens"),
+            Change::PrefixBytes(bytes) => format!("{} for kept conversations", bytes_text(*bytes)),
         }))
     }
 }
@@ -111,6 +114,7 @@ fn with(wanted: &PlanOptions, changes: &[Change]) -> PlanOptions {
             Change::Context(tokens) => options.context_tokens = Some(tokens),
             Change::Sequences(sequences) => options.sequences = sequences,
             Change::Chunk(tokens) => options.chunk_tokens = tokens,
+            Change::PrefixBytes(bytes) => options.prefix_bytes = Some(bytes),
         }
     }
     options
@@ -121,10 +125,24 @@ fn changes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Vec<Cha
     let mut changes = Vec::new();
     changes.extend((wanted.loading == Loading::Read).then_some(Change::Loading(Loading::Mapped)));
     changes.extend((wanted.kv == KvType::F32).then_some(Change::Kv(KvType::F16)));
+    changes.extend(fewer_prefixes(wanted, fits));
     changes.extend(shorter_context(wanted, &[], fits));
     changes.extend(fewer_sequences(wanted, fits));
     changes.extend(smaller_chunk(wanted).find(|change| fits(&with(wanted, &[*change]))));
     changes
+}
+
+/// The most bytes for conversations that fit, in whole MiB, of a user who named a number.
+fn fewer_prefixes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Option<Change> {
+    let change = |mib: u64| Change::PrefixBytes(mib << 20);
+    let fits = |mib: u64| fits(&with(wanted, &[change(mib)]));
+    let (mut fitting, mut not) =
+        (0, wanted.prefix_bytes.filter(|&bytes| bytes > 0 && fits(0))?.div_ceil(1 << 20));
+    while not - fitting > 1 {
+        let middle = fitting + (not - fitting) / 2;
+        *(if fits(middle) { &mut fitting } else { &mut not }) = middle;
+    }
+    Some(change(fitting))
 }
 
 /// The longest context that fits after `changes`, of a user who named one.
@@ -160,6 +178,7 @@ fn smallest(wanted: &PlanOptions) -> Vec<Change> {
     let mut changes = Vec::new();
     changes.extend((wanted.loading == Loading::Read).then_some(Change::Loading(Loading::Mapped)));
     changes.extend((wanted.kv == KvType::F32).then_some(Change::Kv(KvType::F16)));
+    changes.extend(wanted.prefix_bytes.filter(|&bytes| bytes > 0).map(|_| Change::PrefixBytes(0)));
     changes.extend((wanted.sequences > 1).then_some(Change::Sequences(1)));
     changes.extend((wanted.chunk_tokens > CHUNK_TOKENS_MIN).then_some(Change::Chunk(CHUNK_TOKENS_MIN)));
     changes

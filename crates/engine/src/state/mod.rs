@@ -245,6 +245,40 @@ impl State {
         blocks + delta + tails + raw
     }
 
+    /// Bytes it holds besides cells.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.bytes() - self.blocks.iter().map(|block| block.bytes()).sum::<usize>()
+            + size_of_val(&self.positions[..])
+    }
+
+    /// Where its blocks of cells are: what two states share has the same address.
+    pub(crate) fn block_addresses(&self) -> impl Iterator<Item = usize> + '_ {
+        self.blocks.iter().map(|block| Arc::as_ptr(block).addr())
+    }
+
+    /// True if a beginning of its tokens has a state that is a part of this one: where nothing is recurrent, no key stands
+    /// for several cells, and positions count tokens.
+    pub(crate) fn can_be_cut(&self) -> bool {
+        let layout = &self.layout;
+        layout.delta.is_empty()
+            && layout.ngram.is_none()
+            && layout.attention.iter().all(|cells| cells.indexer.is_none())
+            && usize::try_from(self.next_position) == Ok(self.tokens)
+    }
+
+    /// Leaves out all but the first `tokens` tokens.
+    ///
+    /// # Panics
+    /// If it cannot be cut, or has fewer.
+    pub(crate) fn cut(&mut self, tokens: usize) {
+        assert!(self.can_be_cut() && tokens <= self.tokens && self.tentative == 0);
+        self.blocks.truncate(tokens.div_ceil(PARTITION_CELLS));
+        self.tokens = tokens;
+        self.next_position = tokens as i32;
+        self.positions.clear();
+        self.positions_first = tokens;
+    }
+
     /// Makes room for `rows` more tokens: their blocks exist and belong to this state alone.
     pub(crate) fn open(&mut self, rows: &[[i32; 3]]) -> Result<(), StepError> {
         assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");

@@ -22,15 +22,22 @@ const STEP_BYTES: usize = 16 << 20;
 const UNPLANNED_BYTES: usize = 1 << 40;
 
 impl KvPool {
-    /// For `sequences` sequences of full length; without a number there is no limit but the system's.
+    /// For `sequences` sequences of full length and `more_bytes` of cells that are kept of others; without a number there is
+    /// no limit but the system's.
     ///
     /// # Errors
     /// [`ArenaError::Refused`] when the system gives no addresses.
-    pub fn new(layout: &StateLayout, sequences: Option<usize>) -> Result<Arc<KvPool>, ArenaError> {
+    pub fn new(
+        layout: &StateLayout,
+        sequences: Option<usize>,
+        more_bytes: usize,
+    ) -> Result<Arc<KvPool>, ArenaError> {
         let bytes = match (layout.block_values, sequences) {
             (0, _) => 0,
             (_, None) => UNPLANNED_BYTES,
-            (_, Some(sequences)) => KvPool::budget_bytes(layout, sequences),
+            (_, Some(sequences)) => {
+                KvPool::budget_bytes(layout, sequences).saturating_add(whole_steps(more_bytes, STEP_BYTES))
+            }
         };
         Ok(Arc::new(KvPool { segment: Segment::reserve("keys and values", bytes, STEP_BYTES)? }))
     }

@@ -135,6 +135,7 @@ fn counts(usage: Usage) -> Value {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.reused_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
     })
 }

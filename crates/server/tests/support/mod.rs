@@ -14,6 +14,8 @@ use server::{Answer, Counts, Listener, Model, Server, Settings};
 
 /// Tokens of a prompt, whatever it is.
 pub const PROMPT_TOKENS: usize = 11;
+/// Of these, those that it had read before.
+const REUSED_TOKENS: usize = 4;
 
 /// What a scripted answer does next.
 #[derive(Debug, Clone)]
@@ -168,13 +170,19 @@ fn ended(reason: Result<Finish, RequestError>, completion_tokens: usize, thinkin
     let engine = Ended {
         reason: EndReason::Length,
         prompt_tokens: PROMPT_TOKENS,
-        read_tokens: PROMPT_TOKENS,
+        reused_tokens: REUSED_TOKENS,
+        read_tokens: PROMPT_TOKENS - REUSED_TOKENS,
         generated_tokens: completion_tokens,
         queue_time: Duration::ZERO,
         read_time: Duration::ZERO,
         write_time: Duration::ZERO,
     };
-    let usage = Usage { prompt_tokens: PROMPT_TOKENS, completion_tokens, thinking_tokens };
+    let usage = Usage {
+        prompt_tokens: PROMPT_TOKENS,
+        reused_tokens: REUSED_TOKENS,
+        completion_tokens,
+        thinking_tokens,
+    };
     Step::Event(ChatEvent::End(ChatEnd { reason, usage, engine }))
 }
 

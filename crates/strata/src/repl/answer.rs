@@ -164,10 +164,11 @@ impl fmt::Display for Told {
         let engine = &last.engine;
         writeln!(
             f,
-            "last: read {} tokens in {:.2} s{}; wrote {} tokens in {:.2} s{}, {} of them thinking",
+            "last: read {} tokens in {:.2} s{}, {} more had been read before; wrote {} tokens in {:.2} s{}, {} of them thinking",
             engine.read_tokens,
             engine.read_time.as_secs_f64(),
             rate(engine.read_tokens, engine.read_time),
+            engine.reused_tokens,
             engine.generated_tokens,
             engine.write_time.as_secs_f64(),
             rate(engine.generated_tokens, engine.write_time),

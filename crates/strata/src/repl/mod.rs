@@ -66,7 +66,7 @@ pub struct ChatArgs {
 /// it ends the program, since nobody is there to react.
 pub fn chat(args: &ChatArgs) -> Result<(), Error> {
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, &["--ctx"])?;
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, None, &["--ctx"])?;
     if let Some(error) = model.format().template_error() {
         return Err(Error::NoConversation(error));
     }
