@@ -19,8 +19,11 @@ pub struct ChatRequest {
     pub prompt: Prompt,
     /// How tokens are chosen. A penalty on repeated sequences without breakers gets [`ChatFormat::sequence_breakers`].
     pub sampling: Sampling,
-    /// Most tokens of the answer, thinking included; the context ends it in any case.
+    /// Most tokens of the answer, thinking included; as many as the context holds if absent.
     pub tokens_max: Option<usize>,
+    /// Whether `tokens_max` is lowered to what the context holds beside the prompt, where it is more; else such a request is
+    /// refused.
+    pub fit_tokens_max: bool,
     /// Texts that end the answer.
     pub stop_strings: Vec<String>,
     /// Whether the model thinks first.
@@ -255,7 +258,11 @@ impl ChatModel {
     /// [`ChatError`]; nothing was computed then.
     pub fn generate(&self, request: ChatRequest) -> Result<ChatAnswer, ChatError> {
         let ReadPrompt { tokens: prompt, thinking } = self.format.read(&request)?;
-        let ChatRequest { mut sampling, tokens_max, stop_strings, .. } = request;
+        let ChatRequest { mut sampling, mut tokens_max, fit_tokens_max, stop_strings, .. } = request;
+        if fit_tokens_max {
+            let room = self.context_tokens().saturating_sub(prompt.len());
+            tokens_max = tokens_max.map(|tokens| tokens.min(room));
+        }
         if let Some(dry) = sampling.dry.as_mut().filter(|dry| dry.sequence_breakers.is_empty()) {
             // A tokenizer may have tokens past the last one that the model knows.
             let known = |&id: &u32| (id as usize) < self.service.model().spec.vocabulary;
@@ -272,7 +279,7 @@ impl ChatModel {
         let answer = self.service.submit(Request {
             prompt,
             sampling,
-            tokens_max: tokens_max.unwrap_or(usize::MAX),
+            tokens_max,
             message_ends,
             policy: Box::new(TextPolicy::new(constraint.clone())),
         })?;

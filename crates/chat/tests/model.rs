@@ -101,6 +101,14 @@ fn limits_and_refusals() {
         panic!("a prompt that does not fit")
     };
     assert!(prompt_tokens > 2000);
+    // More than the context holds beside the prompt: refused, or as much as it holds where that was asked for.
+    let greedy = ChatRequest { tokens_max: Some(512), ..request("Hello") };
+    let Err(ChatError::Submit(SubmitError::Request(error))) = model.generate(greedy.clone()).map(drop) else {
+        panic!("an answer that does not fit")
+    };
+    assert!(matches!(error, RequestError::AnswerTooLong { tokens_max: 512, context_tokens: 512, .. }));
+    let (.., end) = heard(&model, ChatRequest { fit_tokens_max: true, ..greedy });
+    assert!(end.usage.prompt_tokens + end.usage.completion_tokens <= 512);
     let empty = ChatRequest { stop_strings: vec![String::new()], ..request("Hello") };
     assert!(matches!(refused(empty), ChatError::Constraint(_)));
     // What is refused leaves nothing behind.

@@ -14,8 +14,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Most tokens to generate; the context may end an answer earlier.
-    pub tokens_max: usize,
+    /// Most tokens to generate; as many as the context holds if absent.
+    pub tokens_max: Option<usize>,
     /// How many tokens of the prompt lie before the end of each message, ascending: where other prompts are likely to part
     /// from this one, so that a beginning up to there is kept if it can be. May be empty.
     pub message_ends: Vec<usize>,
@@ -89,6 +89,20 @@ pub enum RequestError {
     PromptTooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,
+        /// Tokens of the context.
+        context_tokens: usize,
+    },
+    /// Prompt and answer together are more than the context holds.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the answer may have {tokens_max}: together {}, where the context holds \
+         {context_tokens}; ask for fewer, or for no number at all",
+        prompt_tokens.saturating_add(*tokens_max)
+    )]
+    AnswerTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens wanted.
+        tokens_max: usize,
         /// Tokens of the context.
         context_tokens: usize,
     },

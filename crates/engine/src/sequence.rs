@@ -40,7 +40,13 @@ impl ValidRequest {
             return Err(RequestError::TokenOutOfRange { token: prompt[at], at, vocabulary });
         }
         let sampling = sampling.validate(vocabulary)?;
-        let tokens_max = tokens_max.min(context_tokens - prompt_tokens);
+        let room = context_tokens - prompt_tokens;
+        let tokens_max = match tokens_max {
+            Some(tokens_max) if tokens_max > room => {
+                return Err(RequestError::AnswerTooLong { prompt_tokens, tokens_max, context_tokens });
+            }
+            wanted => wanted.unwrap_or(room),
+        };
         Ok(ValidRequest { prompt, sampling, tokens_max, message_ends, policy })
     }
 

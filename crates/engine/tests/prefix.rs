@@ -41,7 +41,7 @@ fn request(prompt: &[u32], message_ends: &[usize], tokens_max: usize) -> Request
     Request {
         prompt: prompt.to_vec(),
         sampling: Sampling { temperature: 1.0, seed: 7, ..Sampling::default() },
-        tokens_max,
+        tokens_max: Some(tokens_max),
         message_ends: message_ends.to_vec(),
         policy: Box::new(StopTokens(Vec::new())),
     }

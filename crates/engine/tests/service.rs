@@ -32,7 +32,7 @@ fn request(prompt: Vec<u32>, tokens_max: usize) -> Request {
     Request {
         prompt,
         sampling,
-        tokens_max,
+        tokens_max: Some(tokens_max),
         message_ends: Vec::new(),
         policy: Box::new(StopTokens(Vec::new())),
     }
@@ -129,8 +129,15 @@ fn what_makes_no_sense_is_refused_before_it_waits() {
     assert_eq!(refused(request(vec![1, vocabulary as u32], 1)), outside);
     let sampling = Sampling { temperature: f32::NAN, ..Sampling::default() };
     assert!(matches!(refused(Request { sampling, ..request(vec![1], 1) }), RequestError::Sampling(_)));
+    // Answers were cut where the context ended, without a word.
+    let both = RequestError::AnswerTooLong { prompt_tokens: 511, tokens_max: 9, context_tokens: 512 };
+    assert_eq!(refused(request(vec![1; 511], 9)), both);
+    assert!(both.to_string().contains("together 520, where the context holds 512"), "{both}");
     assert_eq!(service.counts(), IDLE);
-    let (tokens, ended) = heard(&mut service.submit(request(vec![1; 511], 9)).expect("taken"));
+    let (tokens, ended) = heard(&mut service.submit(request(vec![1; 511], 1)).expect("taken"));
+    assert_eq!((tokens.len(), ended.reason), (1, EndReason::Length), "all that was asked for");
+    let all = Request { tokens_max: None, ..request(vec![1; 511], 0) };
+    let (tokens, ended) = heard(&mut service.submit(all).expect("taken"));
     assert_eq!((tokens.len(), ended.reason), (1, EndReason::Length), "the context ends it");
     let (tokens, ended) = heard(&mut service.submit(request(vec![1], 0)).expect("taken"));
     assert_eq!((tokens.len(), ended.reason), (0, EndReason::Length));

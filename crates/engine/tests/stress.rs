@@ -40,7 +40,13 @@ fn request_of(vocabulary: usize, marker: usize) -> Request {
         ..Sampling::default()
     };
     let policy = Box::new(StopTokens(vec![(marker % vocabulary) as u32]));
-    Request { prompt: prompt.collect(), sampling, tokens_max: marker % 7, message_ends: Vec::new(), policy }
+    Request {
+        prompt: prompt.collect(),
+        sampling,
+        tokens_max: Some(marker % 7),
+        message_ends: Vec::new(),
+        policy,
+    }
 }
 
 /// All events up to the end, which is the last one.
@@ -187,7 +193,11 @@ fn only_the_request_that_does_not_fit_fails() {
     let start =
         |engine| Service::start(engine, ServiceLimits { parallel_max: 4, queue_max: 4 }).expect("a thread");
     let mut engine = Engine::load(&f32_model("llama-tiny"), &config).expect("a model");
-    let of = |prompt: Vec<u32>, tokens_max| Request { prompt, tokens_max, ..request_of(1000, 1) };
+    let of = |prompt: Vec<u32>, tokens_max| Request {
+        prompt,
+        tokens_max: Some(tokens_max),
+        ..request_of(1000, 1)
+    };
     // Cells of nobody fill the pool but for three blocks.
     let model = engine.model().clone();
     let blocks = || {

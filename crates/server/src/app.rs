@@ -232,7 +232,7 @@ async fn take<M: Model>(
     let model = Arc::clone(shared.model()?);
     let (parts, body) = request.into_parts();
     let body = shared.bodies.read(&parts.headers, body).await?;
-    let defaults = shared.sampling();
+    let (defaults, fit_tokens_max) = (shared.sampling(), shared.settings.fit_tokens_max);
     let taken = spawn_blocking(move || {
         let mut asked = match endpoint {
             Endpoint::Chat => openai::chat::parse(&body.bytes, &defaults)?,
@@ -241,6 +241,7 @@ async fn take<M: Model>(
         drop(body);
         // Of the date in a prompt the zone matters little, and the standard library knows none but this.
         asked.request.local_time_s = Some(now_s() as i64);
+        asked.request.fit_tokens_max |= fit_tokens_max;
         let answer = model.generate(asked.request).map_err(Taken::Refused)?;
         Ok((answer, asked.stream, asked.stream_usage))
     });

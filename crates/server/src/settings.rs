@@ -15,6 +15,8 @@ pub struct Settings {
     pub sampling: Sampling,
     /// The seed of requests that have none; if absent, each has another one.
     pub seed: Option<u64>,
+    /// Whether a request for more tokens than the context holds gets as many as it does; else it is refused.
+    pub fit_tokens_max: bool,
     /// What one client, or all of them, can take.
     pub limits: Limits,
 }

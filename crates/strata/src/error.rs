@@ -270,6 +270,9 @@ impl From<RequestError> for Error {
                 // One more for the answer.
                 Error::TooLong { found: prompt_tokens + 1, context_tokens }
             }
+            RequestError::AnswerTooLong { prompt_tokens, tokens_max, context_tokens } => {
+                Error::TooLong { found: prompt_tokens.saturating_add(tokens_max), context_tokens }
+            }
             RequestError::TokenOutOfRange { token, vocabulary, .. } => {
                 Error::Step(StepError::TokenOutOfRange { token, vocabulary })
             }

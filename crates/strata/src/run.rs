@@ -83,6 +83,7 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
         prompt,
         sampling,
         tokens_max: args.tokens_max,
+        fit_tokens_max: false,
         stop_strings: args.stop.clone(),
         thinking: args.thinking,
         local_time_s: prepare::local_time_s(),

@@ -59,6 +59,10 @@ pub struct ServeArgs {
     /// Most tokens of prompt and answer together, for each request [default: what the model was trained for]
     #[arg(short = 'c', long, value_name = "N", value_parser = parse::in_range(1..=parse::CONTEXT_MAX))]
     pub ctx: Option<usize>,
+    /// Give a request that asks for more tokens than the context holds beside its prompt as many as it holds, in place of
+    /// refusing it
+    #[arg(long)]
+    pub fit_max_tokens: bool,
     /// Most bytes of conversations that are kept, so that what was read is not read again, with K, M, G or T for powers of
     /// 1024; 0 keeps none [default: what the machine can spare]
     #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
@@ -96,6 +100,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
         api_key: args.api_key.clone(),
         sampling: args.sampling.sampling(0),
         seed: args.sampling.seed,
+        fit_tokens_max: args.fit_max_tokens,
         limits,
     };
     let failed = |source| Error::Io { action: "start", what: "the server".into(), source };

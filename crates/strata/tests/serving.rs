@@ -116,8 +116,10 @@ fn what_the_engine_would_refuse_is_refused() {
     assert_eq!(field(json!({"prompt": "x", "logit_bias": {"100000000": 1}})).as_deref(), Some("logit_bias"));
     let (_, message) = refused("/v1/completions", json!({"prompt": vec![1; 256]}));
     assert!(message.contains("the prompt has 256 tokens; the context holds 256"), "{message}");
-    let (status, answer) =
-        serving.post("/v1/completions", &json!({"prompt": vec![1; 255], "max_tokens": 100}));
+    let (_, message) = refused("/v1/completions", json!({"prompt": vec![1; 255], "max_tokens": 100}));
+    assert!(message.contains("255 tokens") && message.contains("the context holds 256"), "{message}");
+    // Nobody asked for the default.
+    let (status, answer) = serving.post("/v1/completions", &json!({"prompt": vec![1; 255]}));
     assert_eq!((status, answer["usage"]["completion_tokens"].as_u64()), (200, Some(1)), "{answer}");
     assert_eq!(serving.stop().0, Some(0));
 }

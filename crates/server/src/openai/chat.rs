@@ -27,6 +27,7 @@ pub(crate) fn parse(body: &[u8], defaults: &Sampling) -> Result<Asked, Fault> {
         prompt: Prompt::Messages { messages, variables },
         sampling: request::sampling(&fields, defaults)?,
         tokens_max: tokens_max.map(|tokens| tokens as usize),
+        fit_tokens_max: false,
         stop_strings: request::stop_strings(&fields)?,
         thinking,
         local_time_s: None,

@@ -26,11 +26,13 @@ pub(crate) fn parse(body: &[u8], defaults: &Sampling) -> Result<Asked, Fault> {
         return Err(Fault::of_field(Kind::Unsupported, "echo", message));
     }
     let (stream, stream_usage) = request::stream(&fields)?;
-    let tokens_max = fields.whole("max_tokens", TOKENS_MAX)?.map_or(TOKENS_DEFAULT, |tokens| tokens as usize);
+    let tokens_max = fields.whole("max_tokens", TOKENS_MAX)?.map(|tokens| tokens as usize);
     let request = ChatRequest {
         prompt,
         sampling: request::sampling(&fields, defaults)?,
-        tokens_max: Some(tokens_max),
+        tokens_max: Some(tokens_max.unwrap_or(TOKENS_DEFAULT)),
+        // Nobody asked for the default.
+        fit_tokens_max: tokens_max.is_none(),
         stop_strings: request::stop_strings(&fields)?,
         thinking: Thinking::AsTemplate,
         local_time_s: None,

@@ -39,7 +39,9 @@ pub(crate) fn refusal(error: &ChatError) -> Fault {
         ChatError::Submit(SubmitError::QueueFull { .. }) => Fault::new(Kind::Busy, message),
         ChatError::Submit(SubmitError::Stopped) => Fault::new(Kind::Stopping, message),
         ChatError::Submit(SubmitError::Request(error)) => match error {
-            RequestError::PromptTooLong { .. } => Fault::new(Kind::ContextExceeded, message),
+            RequestError::PromptTooLong { .. } | RequestError::AnswerTooLong { .. } => {
+                Fault::new(Kind::ContextExceeded, message)
+            }
             RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => of_field("prompt"),
             RequestError::Sampling(error) => of_field(sampling_field(error)),
             RequestError::Sample(_) | RequestError::Step(_) | RequestError::EngineGone => {

@@ -40,6 +40,7 @@ fn minimal() -> ChatRequest {
         prompt: Prompt::Messages { messages: vec![Message::new(Role::User, "Hi")], variables: Map::new() },
         sampling: defaults(),
         tokens_max: None,
+        fit_tokens_max: false,
         stop_strings: vec![],
         thinking: Thinking::AsTemplate,
         local_time_s: None,

@@ -136,6 +136,8 @@ impl Repl<'_> {
             prompt: Prompt::Messages { messages: conversation.messages(), variables: serde_json::Map::new() },
             sampling: self.args.sampling.sampling(prepare::fresh_seed()),
             tokens_max: self.args.tokens_max,
+            // It was asked for once, for messages of any length.
+            fit_tokens_max: true,
             stop_strings: self.args.stop.clone(),
             thinking: self.args.thinking,
             local_time_s: prepare::local_time_s(),
