@@ -234,7 +234,7 @@ pub fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
                 match block.cells(range) {
                     Cells::F32(values) => found.extend(values.iter().map(|v| v.to_bits())),
                     Cells::F16(values) => found.extend(values.iter().map(|&v| u32::from(v))),
-                    Cells::Int8 { .. } => panic!("no cache in int8 yet"),
+                    Cells::Int8 { .. } | Cells::Int4 { .. } => panic!("no cache in codes yet"),
                 }
             }
         }

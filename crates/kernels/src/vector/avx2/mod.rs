@@ -86,6 +86,7 @@ impl Simd for Avx2 {
             let x: *const __m128i = x.as_ptr().cast();
             [_mm256_cvtph_ps(_mm_loadu_si128(x)), _mm256_cvtph_ps(_mm_loadu_si128(x.add(1)))]
         }
+        fn splat_f16(self, bits: u16) -> F { [_mm256_cvtph_ps(_mm_set1_epi16(bits as i16)); 2] }
         fn store_f16(self, x: F, out: &mut [u16; 16]) -> () {
             let out: *mut __m128i = out.as_mut_ptr().cast();
             _mm_storeu_si128(out, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]));
@@ -149,6 +150,14 @@ impl Simd for Avx2 {
                 out[h] = _mm256_addsub_ps(straight, crossed);
             }
             out
+        }
+        fn swap_lanes(self, x: F, stride: usize) -> F {
+            match stride {
+                1 => [_mm256_permute_ps::<0b10_11_00_01>(x[0]), _mm256_permute_ps::<0b10_11_00_01>(x[1])],
+                2 => [_mm256_permute_ps::<0b01_00_11_10>(x[0]), _mm256_permute_ps::<0b01_00_11_10>(x[1])],
+                4 => [_mm256_permute2f128_ps::<1>(x[0], x[0]), _mm256_permute2f128_ps::<1>(x[1], x[1])],
+                _ => [x[1], x[0]],
+            }
         }
         fn sum(self, x: F) -> f32 {
             let x = _mm256_add_ps(x[0], x[1]);
@@ -238,6 +247,17 @@ impl Simd for Avx2 {
                     x[i][h] = _mm256_castsi256_ps(quadrants[h][i / 8][i % 8]);
                 }
             }
+        }
+        fn scaled_nibbles(self, x: &[u8; 16], scale: F) -> [F; 2] {
+            let (x, low_bits) = (_mm_loadu_si128(x.as_ptr().cast()), _mm_set1_epi8(15));
+            let halves = [_mm_and_si128(x, low_bits), _mm_and_si128(_mm_srli_epi16::<4>(x), low_bits)];
+            let mut out = [scale; 2];
+            for h in 0..2 {
+                let codes = _mm_sub_epi8(halves[h], _mm_set1_epi8(8));
+                let codes = [_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes))];
+                out[h] = self.mul(self.to_f(codes), scale);
+            }
+            out
         }
         fn load_i8(self, x: &[i8; 16]) -> I {
             let x = _mm_loadu_si128(x.as_ptr().cast());
