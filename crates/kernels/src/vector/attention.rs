@@ -64,6 +64,8 @@ pub(super) trait CellList: Copy {
     fn count(self) -> usize;
     fn cell(self, i: usize) -> usize;
     fn part(self, first: usize, count: usize) -> Self;
+    /// The first cell, if the others lie behind it.
+    fn adjacent(self) -> Option<usize>;
     /// Asks for cells of `bytes` bytes: those of `these` that there are.
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>);
 }
@@ -88,6 +90,10 @@ impl CellList for Span {
         Span { first: self.first + first, count }
     }
     #[inline(always)]
+    fn adjacent(self) -> Option<usize> {
+        Some(self.first)
+    }
+    #[inline(always)]
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
         let mut at = (self.first + these.start) * bytes;
         let end = (self.first + these.end.min(self.count)) * bytes;
@@ -110,6 +116,10 @@ impl CellList for &[u8] {
     #[inline(always)]
     fn part(self, first: usize, count: usize) -> Self {
         &self[first..first + count]
+    }
+    #[inline(always)]
+    fn adjacent(self) -> Option<usize> {
+        None
     }
     #[inline(always)]
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {

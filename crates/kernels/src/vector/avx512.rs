@@ -148,7 +148,6 @@ impl Simd for Avx512 {
         fn load_f16_first(self, x: &[u16]) -> __m512 {
             _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(x.len()), x.as_ptr().cast()))
         }
-        fn splat_f16(self, bits: u16) -> __m512 { _mm512_cvtph_ps(_mm256_set1_epi16(bits as i16)) }
         fn store_f16(self, x: __m512, out: &mut [u16; 16]) -> () {
             _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))
         }

@@ -49,18 +49,58 @@ pub(super) fn widen<S: Simd, L: CellList>(
     out: &mut [[f32; LINE]],
 ) {
     let lines = width.div_ceil(LINE);
-    for (i, out) in out[..cells.count() * lines].chunks_exact_mut(lines).enumerate() {
-        let cell = cells.cell(i);
-        match source {
-            Cells::F32(all) => widen_row(s, &all[cell * width..][..width], out),
-            Cells::F16(all) => widen_row(s, &all[cell * width..][..width], out),
-            Cells::Int8 { codes, scales } => {
-                let groups = int8_scales(width);
-                widen_int8(s, &codes[cell * width..][..width], &scales[cell * groups..][..groups], out);
+    let out = &mut out[..cells.count() * lines];
+    if let Some(first) = cells.adjacent() {
+        widen_adjacent(s, source, first, width, out);
+    } else {
+        for (i, out) in out.chunks_exact_mut(lines).enumerate() {
+            widen_adjacent(s, source, cells.cell(i), width, out);
+        }
+    }
+}
+
+/// Cells from `first` on, as many as `out` has room for. Where all groups are whole they count as one long cell.
+#[inline(always)]
+fn widen_adjacent<S: Simd>(s: S, source: Cells<'_>, first: usize, width: usize, out: &mut [[f32; LINE]]) {
+    let lines = width.div_ceil(LINE);
+    let count = out.len() / lines;
+    match source {
+        Cells::F32(all) => {
+            let rows = all[first * width..][..count * width].chunks_exact(width);
+            for (row, out) in rows.zip(out.chunks_exact_mut(lines)) {
+                widen_row(s, row, out);
             }
-            Cells::Int4 { codes, scales } => {
-                let (bytes, groups) = (int4_bytes(width), int4_scales(width));
-                widen_int4(s, &codes[cell * bytes..][..bytes], &scales[cell * groups..][..groups], out);
+        }
+        Cells::F16(all) => {
+            let rows = all[first * width..][..count * width].chunks_exact(width);
+            for (row, out) in rows.zip(out.chunks_exact_mut(lines)) {
+                widen_row(s, row, out);
+            }
+        }
+        Cells::Int8 { codes, scales } => {
+            let groups = int8_scales(width);
+            let (codes, scales) =
+                (&codes[first * width..][..count * width], &scales[first * groups..][..count * groups]);
+            if width.is_multiple_of(INT8_VALUES) {
+                widen_int8(s, codes, scales, out);
+                return;
+            }
+            let rows = codes.chunks_exact(width).zip(scales.chunks_exact(groups));
+            for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(lines)) {
+                widen_int8(s, codes, scales, out);
+            }
+        }
+        Cells::Int4 { codes, scales } => {
+            let (bytes, groups) = (int4_bytes(width), int4_scales(width));
+            let (codes, scales) =
+                (&codes[first * bytes..][..count * bytes], &scales[first * groups..][..count * groups]);
+            if width.is_multiple_of(INT4_VALUES) {
+                widen_int4(s, codes, scales, out);
+                return;
+            }
+            let rows = codes.chunks_exact(bytes).zip(scales.chunks_exact(groups));
+            for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(lines)) {
+                widen_int4(s, codes, scales, out);
                 // What is beyond the last value.
                 out.as_flattened_mut()[width..].fill(0.0);
             }
@@ -79,34 +119,64 @@ pub(super) fn widen_row<S: Simd, C: Cell>(s: S, row: &[C], out: &mut [[f32; LINE
     }
 }
 
+/// Sixteen scales in single precision; zeros where there are fewer. A lane of them is loaded into all lanes of a vector by
+/// units that are idle here, which cannot be said of widening each by itself.
+#[inline(always)]
+fn widen_scales<S: Simd>(s: S, scales: &[u16]) -> [f32; LINE] {
+    let mut out = [0.0; LINE];
+    match scales.try_into() {
+        Ok(scales) => s.store(s.load_f16(scales), &mut out),
+        Err(_) => s.store(s.load_f16_first(scales), &mut out),
+    }
+    out
+}
+
 #[inline(always)]
 fn widen_int8<S: Simd>(s: S, codes: &[i8], scales: &[u16], out: &mut [[f32; LINE]]) {
-    let groups = codes.chunks(INT8_VALUES).zip(out.chunks_mut(INT8_LINES));
-    for ((codes, out), &scale) in groups.zip(scales) {
-        let scale = s.splat_f16(scale);
-        let (whole, rest) = codes.as_chunks();
-        for (codes, out) in whole.iter().zip(out.iter_mut()) {
+    let blocks = codes.chunks(LINE * INT8_VALUES).zip(out.chunks_mut(LINE * INT8_LINES));
+    for ((codes, out), scales) in blocks.zip(scales.chunks(LINE)) {
+        let scales = widen_scales(s, scales);
+        let (codes, codes_rest) = codes.as_chunks::<INT8_VALUES>();
+        let (out, out_rest) = out.as_chunks_mut::<INT8_LINES>();
+        for ((codes, out), &scale) in codes.iter().zip(out.iter_mut()).zip(&scales) {
+            let codes: &[[i8; LINE]; INT8_LINES] = codes.as_chunks().0.try_into().expect("whole vectors");
+            let scale = s.splat(scale);
+            for i in 0..INT8_LINES {
+                s.store(s.mul(s.to_f(s.load_i8(&codes[i])), scale), &mut out[i]);
+            }
+        }
+        if codes_rest.is_empty() {
+            continue;
+        }
+        // A group that is not whole is the last of its cell, and the next one begins on a line of its own.
+        let mut padded = [0; INT8_VALUES];
+        padded[..codes_rest.len()].copy_from_slice(codes_rest);
+        let scale = s.splat(scales[codes.len()]);
+        // Its lines are as many as those of a whole one, or fewer.
+        let out = if out_rest.is_empty() { &mut out[codes.len()][..] } else { out_rest };
+        for (codes, out) in padded.as_chunks().0.iter().zip(out.iter_mut()) {
             s.store(s.mul(s.to_f(s.load_i8(codes)), scale), out);
         }
-        if !rest.is_empty() {
-            let mut codes = [0; LINE];
-            codes[..rest.len()].copy_from_slice(rest);
-            let out = &mut out[whole.len()];
-            s.store(s.mul(s.to_f(s.load_i8(&codes)), scale), out);
-            // A scale that is not finite makes no zeros.
-            out[rest.len()..].fill(0.0);
-        }
+        // A scale that is not finite makes no zeros.
+        out.as_flattened_mut()[codes_rest.len()..].fill(0.0);
     }
 }
 
 #[inline(always)]
 fn widen_int4<S: Simd>(s: S, codes: &[u8], scales: &[u16], out: &mut [[f32; LINE]]) {
-    let groups = codes.as_chunks().0.iter().zip(out.chunks_mut(INT4_LINES));
-    for ((codes, out), &scale) in groups.zip(scales) {
-        let [low, high] = s.scaled_nibbles(codes, s.splat_f16(scale));
-        s.store(low, &mut out[0]);
-        if let Some(out) = out.get_mut(1) {
-            s.store(high, out);
+    let blocks = codes.chunks(LINE * INT4_VALUES / 2).zip(out.chunks_mut(LINE * INT4_LINES));
+    for ((codes, out), scales) in blocks.zip(scales.chunks(LINE)) {
+        let scales = widen_scales(s, scales);
+        let (whole, rest) = out.as_chunks_mut::<INT4_LINES>();
+        let codes = codes.as_chunks().0;
+        for ((codes, out), &scale) in codes.iter().zip(whole.iter_mut()).zip(&scales) {
+            let [low, high] = s.scaled_nibbles(codes, s.splat(scale));
+            s.store(low, &mut out[0]);
+            s.store(high, &mut out[1]);
+        }
+        if let [rest] = rest {
+            let [low, _] = s.scaled_nibbles(&codes[whole.len()], s.splat(scales[whole.len()]));
+            s.store(low, rest);
         }
     }
 }

@@ -198,7 +198,6 @@ impl Simd for Neon {
             }
         }
         fn load_f16(self, x: &[u16; 16]) -> F { quarters!(Q => self.widen_f16(vld1_u16(four(x, Q).as_ptr()))) }
-        fn splat_f16(self, bits: u16) -> F { [self.widen_f16(vdup_n_u16(bits)); 4] }
         fn store_f16(self, x: F, out: &mut [u16; 16]) -> () {
             for q in 0..4 {
                 let bits = vreinterpret_u16_f16(vcvt_f16_f32(x[q]));

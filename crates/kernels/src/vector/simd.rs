@@ -25,8 +25,6 @@ pub(super) trait Simd: Copy {
     /// Widens bits of half precision.
     fn load_f16(self, x: &[u16; 16]) -> Self::F;
     fn load_f16_first(self, x: &[u16]) -> Self::F;
-    /// A half-precision value in every lane.
-    fn splat_f16(self, bits: u16) -> Self::F;
     /// Rounds to bits of half precision, to nearest, ties to even.
     fn store_f16(self, x: Self::F, out: &mut [u16; 16]);
     /// Little-endian f32, f16 and bfloat16 without alignment, as they lie in files.

@@ -86,7 +86,6 @@ impl Simd for Avx2 {
             let x: *const __m128i = x.as_ptr().cast();
             [_mm256_cvtph_ps(_mm_loadu_si128(x)), _mm256_cvtph_ps(_mm_loadu_si128(x.add(1)))]
         }
-        fn splat_f16(self, bits: u16) -> F { [_mm256_cvtph_ps(_mm_set1_epi16(bits as i16)); 2] }
         fn store_f16(self, x: F, out: &mut [u16; 16]) -> () {
             let out: *mut __m128i = out.as_mut_ptr().cast();
             _mm_storeu_si128(out, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]));
