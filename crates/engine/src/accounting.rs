@@ -50,9 +50,11 @@ pub(crate) fn state_bytes_read(spec: &ModelSpec, kv: KvType, cells: usize) -> us
         Mixer::Attention(attention) => {
             let (read, pooled) = attention.indexer.as_ref().map_or((cells, 0), |indexer| {
                 let kept = indexer.blocks_kept * indexer.block_cells;
-                (cells.min(kept), cells / indexer.block_cells * indexer.head_dim)
+                let pooled = cells / indexer.block_cells;
+                (cells.min(kept), pooled * kv.indexer_keys().bytes(indexer.head_dim))
             });
-            (read * 2 * attention.kv_heads * attention.head_dim + pooled) * kv.value_bytes()
+            let of_head = [kv.keys(), kv.values()].map(|format| format.bytes(attention.head_dim));
+            read * attention.kv_heads * (of_head[0] + of_head[1]) + pooled
         }
         Mixer::DeltaNet(delta) => delta.value_heads * delta.key_dim * delta.value_dim * size_of::<f32>(),
     };
