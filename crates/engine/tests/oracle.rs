@@ -46,8 +46,9 @@ fn logits_with_coded_cells_are_near_the_oracle() {
             let (mut differences, mut values) = (0.0, 0.0);
             for (i, row) in rows[first..].iter().enumerate() {
                 for (found, wanted) in row.iter().zip(wanted.row(i)) {
-                    differences += f64::from(found - wanted).powi(2);
-                    values += f64::from(*wanted).powi(2);
+                    let (difference, wanted) = (f64::from(found - wanted), f64::from(*wanted));
+                    differences += difference * difference;
+                    values += wanted * wanted;
                 }
             }
             let error = (differences / values).sqrt();

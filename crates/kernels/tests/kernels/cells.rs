@@ -169,7 +169,7 @@ fn the_rotation_is_a_hadamard_matrix_in_pieces() {
         let mut first = 0;
         for piece in pieces {
             for i in 0..piece {
-                let entry = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let entry = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = (0..piece).map(|j| entry(j) * f64::from(x[first + j])).sum();
                 let wanted = sum / (piece as f64).sqrt();
                 assert!((f64::from(found[first + i]) - wanted).abs() < 1e-5, "{n}, value {}", first + i);
@@ -214,7 +214,7 @@ fn a_rotation_makes_room_for_outliers() {
         (x[random.below(128)], x[random.below(128)]) = (20.0, -15.0);
         let error = |x: &[f32]| -> f32 {
             let found = widened("int4", &int4(&scalar(), x), x.len());
-            x.iter().zip(found).map(|(x, found)| (x - found).powi(2)).sum()
+            x.iter().zip(found).map(|(x, found)| (x - found) * (x - found)).sum()
         };
         plain += error(&x);
         scalar().hadamard(&mut x);

@@ -225,7 +225,7 @@ impl Cpu {
                     let (values, max_sum) = records[i * (d + 2)..][..d + 2].split_at(d);
                     self.merge(&mut running, out, (max_sum[0], max_sum[1]), values);
                 }
-                self.finish(&task, out, running);
+                self.finish(task, out, running);
             }
         };
         if records.len() < super::PARALLEL_VALUES_MIN {
