@@ -133,11 +133,13 @@ impl Count<'_> {
                 let mut read = cells;
                 if let Some(indexer) = &attention.indexer {
                     read = cells.min(indexer.blocks_kept * indexer.block_cells);
-                    let pooled = cells / indexer.block_cells * indexer.head_dim;
-                    self.part(Part::Indexer).state_bytes += pooled * kv.value_bytes();
+                    let pooled = cells / indexer.block_cells;
+                    self.part(Part::Indexer).state_bytes +=
+                        pooled * kv.indexer_keys().bytes(indexer.head_dim);
                 }
+                let of_head = [kv.keys(), kv.values()].map(|format| format.bytes(attention.head_dim));
                 self.part(Part::Attention).state_bytes +=
-                    read * 2 * attention.kv_heads * attention.head_dim * kv.value_bytes();
+                    read * attention.kv_heads * (of_head[0] + of_head[1]);
             }
             Mixer::DeltaNet(delta) => {
                 self.part(Part::DeltaNet).state_bytes +=

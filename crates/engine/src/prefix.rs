@@ -120,7 +120,7 @@ impl PrefixCache {
         if tokens.is_empty() || self.is_off() {
             return;
         }
-        self.block_bytes = lease_bytes(state.layout().block_bytes());
+        self.block_bytes = lease_bytes(state.layout().block_bytes);
         let blocks = state.block_addresses().count() * self.block_bytes;
         if POINT_BYTES + state.own_bytes() + blocks + size_of_val(tokens) > self.bytes_max {
             return;

@@ -56,6 +56,7 @@ fn a_number_that_is_none_names_its_layer() {
     let cases = [
         ("blk.2.attn_gate.weight", 2, f32::NAN),
         ("blk.3.attn_k.weight", 3, f32::NAN),
+        ("blk.3.attn_v.weight", 3, f32::INFINITY),
         ("blk.5.ffn_gate_inp.weight", 5, f32::NAN),
         ("blk.7.ffn_down_shexp.weight", 7, f32::NAN),
         ("blk.7.ffn_down_shexp.weight", 7, f32::INFINITY),
@@ -64,12 +65,34 @@ fn a_number_that_is_none_names_its_layer() {
     ];
     for (tensor, wanted, value) in cases {
         let path = with_value("q4e-tiny", tensor, 5, value, folder.path());
-        let mut stage = stage(&path, KvType::F16, 2);
-        let mut state = stage.model().new_state().unwrap();
-        let error = stage.run(&window(&[1, 2, 3, 4, 5]), &mut [&mut state], None).unwrap_err();
-        let StepError::NotFinite { layer, tensor: named, .. } = &error else { panic!("{tensor}: {error}") };
-        assert_eq!((*layer, named.as_deref()), (wanted, Some(tensor)), "{error}");
-        assert!(error.to_string().contains(tensor), "{error}");
+        for kv in KvType::ALL {
+            let mut stage = stage(&path, kv, 2);
+            let mut state = stage.model().new_state().unwrap();
+            let error = stage.run(&window(&[1, 2, 3, 4, 5]), &mut [&mut state], None).unwrap_err();
+            let StepError::NotFinite { layer, tensor: named, .. } = &error else {
+                panic!("{tensor}: {error}")
+            };
+            assert_eq!((*layer, named.as_deref()), (wanted, Some(tensor)), "{error}");
+            assert!(error.to_string().contains(tensor), "{error}");
+        }
+    }
+}
+
+/// What no scale reaches must not come back as zeros. In f32 it fits.
+#[test]
+fn a_value_too_large_for_its_cell_is_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    for tensor in ["blk.0.attn_k.weight", "blk.0.attn_v.weight"] {
+        let path = with_value("llama-tiny", tensor, 5, 1e20, folder.path());
+        for kv in KvType::ALL {
+            let mut stage = stage(&path, kv, 1);
+            let mut state = stage.model().new_state().unwrap();
+            match stage.run(&window(&[1, 2, 3, 4, 5]), &mut [&mut state], None) {
+                Ok(_) => assert_eq!(kv, KvType::F32, "{tensor}"),
+                Err(StepError::NotFinite { layer: 0, .. }) => assert_ne!(kv, KvType::F32, "{tensor}"),
+                Err(error) => panic!("{tensor}, cells in {}: {error}", kv.name()),
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use engine::backend::Cpu;
 use engine::model::Model;
 use engine::models::Mixer;
 use engine::stage::Stage;
-use engine::state::{KvType, State, TailSlot};
+use engine::state::{CellArray, KvType, State, TailSlot};
 use engine::window::{Input, Row, Span, Window};
 use kernels::Cells;
 use kernels::PARTITION_CELLS;
@@ -257,11 +257,9 @@ fn check_state(golden: &Golden, prefix: &str, state: &State, layers: &[(usize, &
             Mixer::Attention(spec) => {
                 let cells = state.layout().attention[attention];
                 let sampled = || (1..state.tokens()).rev().step_by(307);
-                let values = |of: &dyn Fn(usize) -> Range<usize>| -> Vec<f32> {
+                let values = |of: &dyn Fn(usize) -> CellArray| -> Vec<f32> {
                     let places = sampled().flat_map(|cell| (0..spec.kv_heads).map(move |head| (cell, head)));
-                    places
-                        .flat_map(|(cell, head)| cell_values(state, of(head), cell, spec.head_dim))
-                        .collect()
+                    places.flat_map(|(cell, head)| cell_values(state, &of(head), cell)).collect()
                 };
                 compare(format!("{prefix}state.L{index}.k"), values(&|head| cells.keys(head)));
                 compare(format!("{prefix}state.L{index}.v"), values(&|head| cells.values(head)));
@@ -278,9 +276,9 @@ fn check_state(golden: &Golden, prefix: &str, state: &State, layers: &[(usize, &
     assert_eq!(compared, golden.keys().filter(|name| name.starts_with(&format!("{prefix}state."))).count());
 }
 
-fn cell_values(state: &State, range: Range<usize>, cell: usize, head_dim: usize) -> Vec<f32> {
-    let start = range.start + cell % PARTITION_CELLS * head_dim;
-    match state.block(cell / PARTITION_CELLS).cells(start..start + head_dim) {
+fn cell_values(state: &State, array: &CellArray, cell: usize) -> Vec<f32> {
+    let i = cell % PARTITION_CELLS;
+    match state.block(cell / PARTITION_CELLS).cells(array, i..i + 1) {
         Cells::F32(values) => values.to_vec(),
         _ => panic!("read in F32"),
     }

@@ -25,7 +25,10 @@ fn large() -> Shapes {
     (shapes.dense_bytes, shapes.expert_bytes) = (4 * GIB, 60 * GIB);
     (shapes.active_dense_bytes, shapes.active_expert_bytes) = (4 * GIB, 2 * GIB);
     (shapes.context_tokens, shapes.vocabulary) = (262_144, 250_000);
-    shapes.trunk.layout.block_values = 24 * 1024 * 256 / 2;
+    let layers = shapes.trunk.layout.attention.len();
+    for cells in &mut shapes.trunk.layout.attention {
+        (cells.kv_heads, cells.head_dim) = (24 / layers, 256);
+    }
     shapes
 }
 
@@ -37,7 +40,7 @@ fn bytes_of(plan: &Plan, kind: PartKind) -> u64 {
 fn any_options(random: &mut Random, trained: usize) -> PlanOptions {
     PlanOptions {
         context_tokens: (random.below(2) == 0).then(|| 1 + random.below(2 * trained)),
-        kv: KvType::ALL[random.below(2)],
+        kv: KvType::ALL[random.below(KvType::ALL.len())],
         sequences: 1 + random.below(8),
         chunk_tokens: 1 << random.below(12),
         tentative_rows: random.below(3) * 4,
@@ -141,9 +144,9 @@ fn a_refusal_names_both_numbers_and_the_nearest_settings() {
         "{text}"
     );
     assert!(text.contains("it fits with keys and values in f16, or with a context of 16"), "{text}");
-    // Neither f16 nor a single sequence alone is enough.
+    // Neither f16 nor a single sequence alone is enough, int8 is.
     let text = refusal(&shapes, 8 * GIB, PlanOptions { sequences: 2, ..wanted.clone() }).to_string();
-    assert!(text.contains("it fits with a context of 8"), "{text}");
+    assert!(text.contains("it fits with keys and values in int8, or with a context of 8"), "{text}");
     let two = PlanOptions { sequences: 4, ..wanted.clone() };
     let text = refusal(&shapes, 15 * GIB, two).to_string();
     assert!(text.contains(", or with one sequence at once"), "{text}");
@@ -250,6 +253,10 @@ fn cells_are_counted_by_kind_sequences_and_tokens() {
     assert_eq!(kv(KvType::F16, 1, 262_144), 6 * GIB);
     assert_eq!(kv(KvType::F32, 1, 262_144), 12 * GIB);
     assert_eq!(kv(KvType::F16, 3, 262_144), 18 * GIB);
+    // With heads of 256 values two of them, a key and a value each, take 1056 bytes in int8.
+    assert_eq!(kv(KvType::Int8, 1, 262_144), 12 * 1056 * 262_144);
+    assert_eq!(kv(KvType::K8V4, 1, 262_144), 12 * 816 * 262_144);
+    assert_eq!(kv(KvType::Q4, 1, 262_144), 12 * 576 * 262_144);
     assert_eq!(kv(KvType::F16, 1, 257), kv(KvType::F16, 1, 512));
 }
 

@@ -282,9 +282,9 @@ fn everything(case: &Case) {
     company_does_not_matter(case, 3, 100, 2);
 }
 
-/// What depends on the types of the weights: the products. Their windows are what differs.
+/// What depends on the types of the weights: the products. Their windows are what differs, and not how cells are stored.
 fn other_types_are_pure(file: &str) {
-    for kv in KvType::ALL {
+    for kv in [KvType::F16, KvType::Q4] {
         let case = Case::new(file, kv, &[56, 12]);
         chunks_equal_the_whole(&case, 1);
         threads_and_instruction_sets_do_not_matter(&case, [&[], &[37], &[8, 50]]);

@@ -8,7 +8,7 @@ use engine::backend::{Backend, Buffers, Cpu, Pass};
 use engine::graph::Node;
 use engine::models::{LayerSpec, Mixer, ReadSpec};
 use engine::stage::Stage;
-use engine::state::{CellBlock, KvPool, KvType, ModelIdentity, State, StateLayout};
+use engine::state::{CellArray, CellBlock, KvPool, KvType, ModelIdentity, State, StateLayout};
 use engine::window::{Input, Window};
 use engine::{LoadOptions, Model, StateError, StepError};
 use kernels::PARTITION_CELLS;
@@ -58,13 +58,17 @@ fn the_real_model_keeps_what_its_specification_says() {
     assert_eq!(empty.bytes(), matrices + tails + ngram_tail);
     assert_eq!(empty.ngram_history().len(), 2);
 
-    let bytes_of_context =
-        |layout: &StateLayout| 262_144 / PARTITION_CELLS * layout.block_values * layout.kv.value_bytes();
+    let bytes_of_context = |kv| 262_144 / PARTITION_CELLS * layout(kv).block_bytes;
     let cells = 12 * 2 * 2 * 256 * 262_144;
     let pooled = 12 * 128 * 262_144 / 4;
     assert_eq!((cells * 2, pooled * 2), (6 << 30, 192 << 20));
-    assert_eq!(bytes_of_context(&half), cells * 2 + pooled * 2);
-    assert_eq!(bytes_of_context(&layout(KvType::F32)), cells * 4 + pooled * 4);
+    assert_eq!(bytes_of_context(KvType::F16), cells * 2 + pooled * 2);
+    assert_eq!(bytes_of_context(KvType::F32), cells * 4 + pooled * 4);
+    // Per cell of a layer 1024 values: codes, and scales of two bytes for 64 of them, or 32; pooled keys stay in half precision.
+    let coded = |bytes_of_cell: usize| 12 * 262_144 * bytes_of_cell + pooled * 2;
+    assert_eq!(bytes_of_context(KvType::Int8), coded(1024 + 32));
+    assert_eq!(bytes_of_context(KvType::K8V4), coded(512 + 16 + 256 + 32));
+    assert_eq!(bytes_of_context(KvType::Q4), coded(512 + 64));
 }
 
 /// The same sums for the tiny model while it reads: memory grows partition by partition.
@@ -75,7 +79,9 @@ fn a_state_grows_by_partitions_of_cells() {
         let mut stage = stage_of(&model, 2, None);
         let mut state = model.new_state().unwrap();
         let fixed = 6 * (6 * 16 * 16 + 3 * 160) * 4 + 9 * 256 * 4;
-        let partition = 2 * (2 * 2 * 32 * 256 + 16 * 64) * kv.value_bytes();
+        // Two layers with two heads of 32 values, and 64 pooled keys of 16.
+        let of_head = kv.keys().bytes(32) + kv.values().bytes(32);
+        let partition = 2 * (2 * of_head * 256 + kv.indexer_keys().bytes(16) * 64);
         let tokens = Prompt::random(&model.spec, 262, &mut Random::new(5));
         for (at, partitions) in [(0, 0), (1, 1), (7, 1), (256, 1), (257, 2), (262, 2)] {
             let more = at - state.tokens();
@@ -91,9 +97,9 @@ fn a_state_grows_by_partitions_of_cells() {
     }
 }
 
-/// Values `first..first + len` of a block, widened.
-fn values(block: &CellBlock, range: std::ops::Range<usize>) -> Vec<f32> {
-    match block.cells(range) {
+/// The first vectors of an array in f32.
+fn values(block: &CellBlock, array: &CellArray, count: usize) -> Vec<f32> {
+    match block.cells(array, 0..count) {
         kernels::Cells::F32(values) => values.to_vec(),
         _ => panic!("read in F32"),
     }
@@ -122,11 +128,8 @@ fn states_equal_the_oracle() {
             match &layer.mixer {
                 Mixer::Attention(spec) => {
                     let cells = state.layout().attention[attention];
-                    let row = |head: std::ops::Range<usize>, t: usize| {
-                        values(
-                            state.block(0),
-                            head.start + t * spec.head_dim..head.start + (t + 1) * spec.head_dim,
-                        )
+                    let row = |head: CellArray, t: usize| {
+                        values(state.block(0), &head, t + 1).split_off(t * spec.head_dim)
                     };
                     let heads = || (0..tokens.len()).flat_map(|t| (0..spec.kv_heads).map(move |h| (t, h)));
                     let k: Vec<f32> = heads().flat_map(|(t, h)| row(cells.keys(h), t)).collect();
@@ -135,8 +138,8 @@ fn states_equal_the_oracle() {
                     compare(format!("long.state/L{l}.v"), &v);
                     if let Some(indexer) = cells.indexer {
                         let blocks = tokens.len() / indexer.block_cells;
-                        let pooled = indexer.first..indexer.first + blocks * indexer.head_dim;
-                        compare(format!("long/L{l}.idx.pooled"), &values(state.block(0), pooled));
+                        let pooled = cells.pooled().expect("a sparse layer");
+                        compare(format!("long/L{l}.idx.pooled"), &values(state.block(0), &pooled, blocks));
                     }
                     attention += 1;
                 }
@@ -277,11 +280,17 @@ fn a_foreign_state_is_refused_by_name() {
     let refusal = |bytes: &[u8], layout: &Arc<StateLayout>, identity| {
         State::from_bytes(bytes, layout.clone(), identity, &model.kv).err().expect("a refusal").to_string()
     };
-    let single = tiny(KvType::F32).0;
-    assert_eq!(
-        refusal(&bytes, &single.layout, single.identity),
-        "the stored state belongs to another KV format: f16, wanted f32"
-    );
+    for other in KvType::ALL.into_iter().filter(|&kv| kv != KvType::F16) {
+        let layout = Arc::new(model.layout.stored_as(other, model.layout.context_tokens));
+        let name = other.name();
+        let wanted = format!("the stored state belongs to another KV format: f16, wanted {name}");
+        assert_eq!(refusal(&bytes, &layout, model.identity), wanted);
+        // And the other way round.
+        let (coded, mut stage, prompt) = tiny(other);
+        let bytes = busy_state(&mut stage, &prompt).to_bytes(coded.identity);
+        let wanted = format!("the stored state belongs to another KV format: {name}, wanted f16");
+        assert_eq!(refusal(&bytes, &model.layout, model.identity), wanted);
+    }
     let other = ModelIdentity(model.identity.0 ^ 1);
     assert!(refusal(&bytes, &model.layout, other).starts_with("the stored state belongs to another model: "));
     let draft = model.draft_layout.as_ref().unwrap();
@@ -344,7 +353,7 @@ fn cells_come_from_a_budget_and_go_back() {
         prompt.push(&model.spec, &mut window, state.tokens()..state.tokens() + rows, &part);
         run(stage, &window, &mut [state]).map(|_| ())
     };
-    let (block, budget) = (model.layout.block_bytes(), model.kv.counters().budget);
+    let (block, budget) = (model.layout.block_bytes, model.kv.counters().budget);
     assert_eq!((budget, model.kv.counters().committed), (16 << 20, 0));
     let mut first = model.new_state().unwrap();
     read(&mut stage, &mut first, 200).unwrap();

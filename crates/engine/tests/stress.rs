@@ -202,7 +202,7 @@ fn only_the_request_that_does_not_fit_fails() {
     let model = engine.model().clone();
     let blocks = || {
         let counters = model.kv.counters();
-        (counters.budget - counters.leased) / lease_bytes(model.layout.block_bytes())
+        (counters.budget - counters.leased) / lease_bytes(model.layout.block_bytes)
     };
     let mut others = Vec::new();
     while blocks() > 3 {
@@ -224,8 +224,8 @@ fn only_the_request_that_does_not_fit_fails() {
     let (tokens, ended) = heard(&mut long);
     let error = EndReason::Failed(RequestError::Step(StepError::OutOfMemory {
         what: "keys and values",
-        bytes: model.layout.block_bytes(),
-        left_bytes: Some(model.kv.counters().budget % lease_bytes(model.layout.block_bytes())),
+        bytes: model.layout.block_bytes,
+        left_bytes: Some(model.kv.counters().budget % lease_bytes(model.layout.block_bytes)),
     }));
     assert_eq!((tokens.len(), ended.read_tokens, ended.reason), (0, 0, error));
     for (answer, prompt, tokens_max) in [(&mut gated, vec![9, 8], 30), (&mut short, vec![5, 6, 7], 300)] {

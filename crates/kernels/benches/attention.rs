@@ -31,7 +31,8 @@ fn main() {
         let Some(kernels) = Kernels::new(isa).filter(|_| isa != Isa::Scalar) else { continue };
         println!(
             "{}, memory {:.1} GB/s\n\
-             shape       heads x dim   decode: GB/s  int8: GB/s   in cache: GFLOP/s   prompt: GFLOP/s",
+             shape       heads x dim  decode: GB/s ns/cell     int8: GB/s ns/cell    4 bits: GB/s ns/cell   \
+             in cache, GFLOP/s: f16 int8 4 bits   prompt: f16 int8 4 bits",
             isa.name(),
             cache.bandwidth()
         );
@@ -51,7 +52,29 @@ fn main() {
 struct Cache {
     halves: Vec<u16>,
     codes: Vec<i8>,
-    scales: Vec<f32>,
+    nibbles: Vec<u8>,
+    scales: Vec<u16>,
+}
+
+/// An element type of cells.
+#[derive(Clone, Copy)]
+enum Stored {
+    Half,
+    Int8,
+    Int4,
+}
+
+const STORED: [Stored; 3] = [Stored::Half, Stored::Int8, Stored::Int4];
+
+impl Stored {
+    /// Bytes of a cell's value.
+    fn bytes(self) -> f64 {
+        match self {
+            Stored::Half => 2.0,
+            Stored::Int8 => 1.0 + 2.0 / 64.0,
+            Stored::Int4 => 0.5 + 2.0 / 32.0,
+        }
+    }
 }
 
 impl Cache {
@@ -59,7 +82,8 @@ impl Cache {
         Cache {
             halves: (0..VALUES).map(|i| 0x2c00 + (i * 7 % 4001) as u16).collect(),
             codes: (0..VALUES).map(|i| (i * 7 % 251) as i8).collect(),
-            scales: vec![0.001; VALUES / 64],
+            nibbles: (0..VALUES / 2).map(|i| (i * 7 % 251) as u8).collect(),
+            scales: vec![0x1419; VALUES / 32],
         }
     }
 
@@ -68,10 +92,16 @@ impl Cache {
         Cells::F16(&self.halves[i * values..][..values])
     }
 
-    fn int8(&self, i: usize, values: usize) -> Cells<'_> {
-        let (codes, scales) =
-            (&self.codes[i * values..][..values], &self.scales[i * values / 64..][..values / 64]);
-        Cells::Int8 { codes, scales }
+    fn cells(&self, stored: Stored, i: usize, values: usize) -> Cells<'_> {
+        let scales = |each: usize| &self.scales[i * values / each..][..values / each];
+        match stored {
+            Stored::Half => self.half(i, values),
+            Stored::Int8 => Cells::Int8 { codes: &self.codes[i * values..][..values], scales: scales(64) },
+            Stored::Int4 => {
+                let codes = &self.nibbles[i * values / 2..][..values / 2];
+                Cells::Int4 { codes, scales: scales(32) }
+            }
+        }
     }
 
     /// GB/s of one core.
@@ -85,11 +115,11 @@ impl Cache {
 fn shape(kernels: &Kernels, cache: &Cache, name: &str, heads: usize, dim: usize) {
     let values = PARTITION_CELLS * dim;
     let mut out = Attended::default();
-    let mut run = |rows: usize, int8: bool, partitions: usize| {
+    let mut run = |rows: usize, stored: Stored, partitions: usize| {
         let q = some_queries(rows * heads * dim);
         let queries = Queries { values: &q, stride: heads * dim, rows, heads, head_dim: dim };
         let counts = vec![PARTITION_CELLS as u16; rows];
-        let cells = |i| if int8 { cache.int8(i, values) } else { cache.half(i, values) };
+        let cells = |i| cache.cells(stored, i, values);
         let seconds = seconds(|| {
             for i in 0..partitions {
                 let partition =
@@ -99,14 +129,17 @@ fn shape(kernels: &Kernels, cache: &Cache, name: &str, heads: usize, dim: usize)
         });
         seconds / partitions as f64
     };
-    let (bytes, flops) = (4e-9 * values as f64, 4e-9 * (heads * values) as f64);
-    println!(
-        "{name:12} {heads:2} x {dim:3} {:13.1} {:12.1} {:17.1} {:17.1}",
-        bytes / run(1, false, VALUES / values / 2),
-        bytes * (1.0 + 4.0 / 64.0) / 2.0 / run(1, true, VALUES / values / 2),
-        flops / run(1, false, 2),
-        16.0 * flops / run(16, false, 2),
-    );
+    let flops = 4e-9 * (heads * values) as f64;
+    print!("{name:12} {heads:2} x {dim:3}");
+    for stored in STORED {
+        let seconds = run(1, stored, VALUES / values / 2);
+        let bytes = 2e-9 * values as f64 * stored.bytes();
+        print!(" {:14.1} {:8.2}", bytes / seconds, 1e9 * seconds / PARTITION_CELLS as f64);
+    }
+    let [in_cache, prompt] =
+        [1, 16].map(|rows| STORED.map(|stored| rows as f64 * flops / run(rows, stored, 2)));
+    let numbers = |x: [f64; 3]| format!("{:6.1} {:6.1} {:6.1}", x[0], x[1], x[2]);
+    println!("   {}   {}", numbers(in_cache), numbers(prompt));
 }
 
 /// One row of qwen4exp over scattered blocks of four cells: every fourth block of partitions in memory.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use gguf::TensorType;
 
-use crate::attention::{Attended, Cells, Partition, Queries};
+use crate::attention::{Attended, Cells, Partition, Queries, int4_bytes, int4_scales, int8_scales};
 use crate::interleave::{INTERLEAVED_ROWS, Layout, can_interleave, copy_row};
 use crate::isa::Isa;
 use crate::tile::Tile;
@@ -188,6 +188,9 @@ pub(crate) struct Functions {
     pub convolve: fn(&[&[f32]], &[f32], &mut [f32]),
     pub delta_step: fn(&mut [f32], &[f32], &[f32], f32, f32, DeltaQuery<'_>),
     pub narrow_f16: fn(&[f32], &mut [u16]),
+    pub narrow_int8: fn(&[f32], &mut [i8], &mut [u16]),
+    pub narrow_int4: fn(&[f32], &mut [u8], &mut [u16]),
+    pub hadamard: fn(&mut [f32]),
 }
 
 /// The definition.
@@ -218,6 +221,9 @@ pub(crate) const SCALAR: Functions = Functions {
             *out = quant::f32_to_f16(x);
         }
     },
+    narrow_int8: scalar::narrow_int8,
+    narrow_int4: scalar::narrow_int4,
+    hadamard: scalar::hadamard,
 };
 
 /// The kernels of one instruction set that this CPU can run.
@@ -409,8 +415,8 @@ impl Kernels {
         room: &mut Attended,
     ) {
         queries.assert_shape();
-        assert!(keys.are_cells_of(queries.head_dim) && scores.len().is_multiple_of(queries.rows));
-        assert_eq!(keys.len(), scores.len() / queries.rows * queries.head_dim);
+        assert!(scores.len().is_multiple_of(queries.rows));
+        assert_eq!(keys.cells_of(queries.head_dim), Some(scores.len() / queries.rows));
         (self.f.score_blocks)(queries, keys, scores, room);
     }
 
@@ -451,5 +457,22 @@ impl Kernels {
     pub fn narrow_f16(&self, x: &[f32], out: &mut [u16]) {
         assert_eq!(x.len(), out.len());
         (self.f.narrow_f16)(x, out);
+    }
+
+    /// A cell in int8; see [`scalar::narrow_int8`].
+    pub fn narrow_int8(&self, x: &[f32], codes: &mut [i8], scales: &mut [u16]) {
+        assert!(codes.len() == x.len() && scales.len() == int8_scales(x.len()));
+        (self.f.narrow_int8)(x, codes, scales);
+    }
+
+    /// A cell in four bits; see [`scalar::narrow_int4`].
+    pub fn narrow_int4(&self, x: &[f32], codes: &mut [u8], scales: &mut [u16]) {
+        assert!(codes.len() == int4_bytes(x.len()) && scales.len() == int4_scales(x.len()));
+        (self.f.narrow_int4)(x, codes, scales);
+    }
+
+    /// See [`scalar::hadamard`].
+    pub fn hadamard(&self, x: &mut [f32]) {
+        (self.f.hadamard)(x);
     }
 }

@@ -33,7 +33,7 @@ pub struct PlanArgs {
     /// Most tokens of a sequence [default: the most that fit, up to what the model was trained for]
     #[arg(short = 'c', long, value_name = "N", value_parser = parse::in_range(1..=parse::CONTEXT_MAX))]
     pub ctx: Option<usize>,
-    /// Element type of cached keys and values, f16 or f32
+    /// How keys and values are cached, f32, f16, int8, k8v4 or q4
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = parse::kv_type)]
     pub kv: KvType,
     /// Sequences in memory at once

@@ -75,7 +75,16 @@ fn printed_numbers_are_the_same_floats_on_any_number_of_threads() {
     let one = print("1", &[]);
     assert_eq!(one, print("3", &[]));
     assert_eq!(one, print("2", &["--isa", "scalar", "--kv", "f32"]));
-    assert_ne!(one, print("1", &["--kv", "f16"]));
+    let mut kinds = ["f16", "int8", "k8v4", "q4"].map(|kv| print("1", &["--kv", kv])).to_vec();
+    // The names that ggml's programs have.
+    assert_eq!(
+        [print("1", &["--kv", "q8_0"]), print("1", &["--kv", "q4_0"])],
+        [kinds[1].clone(), kinds[3].clone()]
+    );
+    kinds.push(one.clone());
+    kinds.sort();
+    kinds.dedup();
+    assert_eq!(kinds.len(), 5);
     // The shortest digits that read back the same: no number can lose one and stay.
     let document: Value = serde_json::from_str(&one).expect("JSON");
     let number = document["logits"][0][0].as_f64().expect("a number") as f32;

@@ -84,7 +84,9 @@ fn settings_change_what_they_should() {
     assert_eq!(["moved", "mapped", "read"].map(|how| weights("100G", how)), ["moved", "mapped", "read"]);
     // Moving needs a GiB to spare.
     assert_eq!(["moved", "mapped"].map(|how| weights("1G", how)), ["mapped", "mapped"]);
-    assert!(bytes(&plan(&["--kv", "f32"]), "KV cells") > bytes(&base, "KV cells"));
+    let cells = ["f32", "f16", "int8", "k8v4", "q4"].map(|kv| bytes(&plan(&["--kv", kv]), "KV cells"));
+    assert!(cells.is_sorted_by(|more, less| more > less), "{cells:?}");
+    assert_eq!(cells[1], bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--parallel", "3"]), "KV cells") > 2 * bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--chunk", "64"]), "scratch buffers") < bytes(&base, "scratch buffers") / 2);
     let read = plan(&["--weights", "read"]);

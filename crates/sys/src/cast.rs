@@ -3,7 +3,7 @@
 //! The numbers are in the machine's byte order; a caller that reads a little-endian file decides what to do on a
 //! big-endian machine.
 
-use bytemuck::Pod;
+pub use bytemuck::Pod;
 
 /// The bytes as `T`s, or `None` when they do not start at an address aligned for `T` or are not a whole number of them.
 pub fn slice<T: Pod>(bytes: &[u8]) -> Option<&[T]> {

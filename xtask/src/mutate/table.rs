@@ -99,9 +99,17 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "only the first raw key of a window is rounded as stored",
         file: ATTENTION,
-        old: "if state.layout().kv == KvType::F16 {",
-        new: "if state.layout().kv == KvType::F16 && row == span.first {",
+        old: "if state.layout().kv.indexer_keys() == CellFormat::F16 {",
+        new: "if state.layout().kv.indexer_keys() == CellFormat::F16 && row == span.first {",
         test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "rows of a tile share the rotated queries of its first",
+        file: ATTENTION,
+        old: "row_of(self.buffers, self.q, row)[task.kv_head * width..]",
+        new: "row_of(self.buffers, self.q, task.row + 0 * row)[task.kv_head * width..]",
+        test: LLAMA,
         quick: false,
     },
     Mutant {

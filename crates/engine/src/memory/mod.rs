@@ -223,7 +223,9 @@ fn largest_context(
         Loading::Mapped | Loading::Moved => shapes.active_bytes(),
         Loading::Read => 0,
     };
-    let process = |tokens| process_bytes(&parts::parts(shapes, options, tokens));
+    // What was asked for conversations is not for the context to take.
+    let prefixes = options.prefix_bytes.unwrap_or(0);
+    let process = |tokens| process_bytes(&parts::parts(shapes, options, tokens)).saturating_add(prefixes);
     let uncontested = trained.min(CONTEXT_UNCONTESTED_TOKENS);
     let beside_hot = largest(trained, |tokens| process(tokens).saturating_add(hot) <= available).unwrap_or(0);
     if beside_hot >= uncontested {

@@ -283,8 +283,7 @@ pub(super) fn say_moved(parts: &mut [Part], moved: bool) {
 
 /// Bytes of the cells of all sequences.
 fn kv_bytes(layout: &StateLayout, options: &PlanOptions, context_tokens: usize) -> u64 {
-    let layout = StateLayout { kv: options.kv, context_tokens, ..layout.clone() };
-    KvPool::budget_bytes(&layout, options.sequences) as u64
+    KvPool::budget_bytes(&layout.stored_as(options.kv, context_tokens), options.sequences) as u64
 }
 
 /// Each sequence has its own open rows, but all of them together have no more than a window. Inputs of a recurrence are

@@ -124,7 +124,7 @@ fn with(wanted: &PlanOptions, changes: &[Change]) -> PlanOptions {
 fn changes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Vec<Change> {
     let mut changes = Vec::new();
     changes.extend((wanted.loading == Loading::Read).then_some(Change::Loading(Loading::Mapped)));
-    changes.extend((wanted.kv == KvType::F32).then_some(Change::Kv(KvType::F16)));
+    changes.extend(smaller_cells(wanted).find(|change| fits(&with(wanted, &[*change]))));
     changes.extend(fewer_prefixes(wanted, fits));
     changes.extend(shorter_context(wanted, &[], fits));
     changes.extend(fewer_sequences(wanted, fits));
@@ -168,6 +168,12 @@ fn fewer_sequences(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) ->
     (fitting > 0).then_some(Change::Sequences(fitting))
 }
 
+/// Types of cells with fewer bytes, those with most first.
+fn smaller_cells(wanted: &PlanOptions) -> impl Iterator<Item = Change> {
+    let wanted = wanted.kv;
+    KvType::ALL.into_iter().skip_while(move |&kv| kv != wanted).skip(1).map(Change::Kv)
+}
+
 fn smaller_chunk(wanted: &PlanOptions) -> impl Iterator<Item = Change> {
     let halves = std::iter::successors(Some(wanted.chunk_tokens / 2), |tokens| Some(tokens / 2));
     halves.take_while(|&tokens| tokens >= CHUNK_TOKENS_MIN).map(Change::Chunk)
@@ -177,7 +183,7 @@ fn smaller_chunk(wanted: &PlanOptions) -> impl Iterator<Item = Change> {
 fn smallest(wanted: &PlanOptions) -> Vec<Change> {
     let mut changes = Vec::new();
     changes.extend((wanted.loading == Loading::Read).then_some(Change::Loading(Loading::Mapped)));
-    changes.extend((wanted.kv == KvType::F32).then_some(Change::Kv(KvType::F16)));
+    changes.extend(smaller_cells(wanted).last());
     changes.extend(wanted.prefix_bytes.filter(|&bytes| bytes > 0).map(|_| Change::PrefixBytes(0)));
     changes.extend((wanted.sequences > 1).then_some(Change::Sequences(1)));
     changes.extend((wanted.chunk_tokens > CHUNK_TOKENS_MIN).then_some(Change::Chunk(CHUNK_TOKENS_MIN)));
@@ -190,7 +196,17 @@ fn several(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Option<
     for count in 1..=all.len() {
         let mut changes = all[..count].to_vec();
         if fits(&with(wanted, &changes)) {
-            return Some(changes);
+            // Cells need not be the smallest then.
+            let larger = smaller_cells(wanted).map(|cells| {
+                let changed = changes
+                    .iter()
+                    .map(|change| if matches!(change, Change::Kv(_)) { cells } else { *change });
+                changed.collect()
+            });
+            return larger
+                .into_iter()
+                .find(|changes: &Vec<Change>| fits(&with(wanted, changes)))
+                .or(Some(changes));
         }
         if let Some(context) = shorter_context(wanted, &changes, fits) {
             changes.push(context);

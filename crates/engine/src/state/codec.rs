@@ -8,7 +8,7 @@ use super::{DeltaState, KvPool, KvType, PendingRows, State, StateLayout};
 use crate::error::{StateError, StepError};
 
 const MAGIC: &[u8; 8] = b"STRATAst";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a state belongs to: a hash over everything in a model file that decides the numbers, short of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,8 +129,8 @@ fn kv_code(kv: KvType) -> [u8; 8] {
 /// FNV-1a over the debug text of the layout's shapes: the layout has no other canonical form and needs none. The limit
 /// of the context is no shape: a state fits wherever its tokens do.
 fn layout_hash(layout: &StateLayout) -> u64 {
-    let StateLayout { kv, attention, block_values, delta, ngram, context_tokens: _ } = layout;
-    crate::model::fnv1a(format!("{kv:?} {attention:?} {block_values} {delta:?} {ngram:?}").as_bytes())
+    let StateLayout { kv, attention, block_bytes, delta, ngram, context_tokens: _ } = layout;
+    crate::model::fnv1a(format!("{kv:?} {attention:?} {block_bytes} {delta:?} {ngram:?}").as_bytes())
 }
 
 struct Reader<'a> {
@@ -223,10 +223,10 @@ impl<'a> Reader<'a> {
 
     fn cells(&mut self, state: &mut State) -> Result<(), StateError> {
         let State { layout, pool, tokens, positions, blocks, raw_keys, .. } = state;
-        if layout.block_values > 0 {
+        if layout.block_bytes > 0 {
             for _ in 0..tokens.div_ceil(PARTITION_CELLS) {
                 // Looked for before memory is taken for it.
-                let bytes = self.take(layout.block_bytes())?;
+                let bytes = self.take(layout.block_bytes)?;
                 let mut block = pool.block(layout).map_err(no_memory)?;
                 block.as_bytes_mut().copy_from_slice(bytes);
                 blocks.push(Arc::new(block));

@@ -12,7 +12,7 @@ mod recurrent;
 
 use std::sync::Arc;
 
-pub use cells::{AttentionCells, CellBlock, KvType};
+pub use cells::{AttentionCells, CellArray, CellBlock, CellFormat, IndexerCells, KvType};
 pub use codec::ModelIdentity;
 pub use pool::KvPool;
 pub use recurrent::{DeltaState, PendingRows, Tail};
@@ -24,12 +24,12 @@ use kernels::{Kernels, PARTITION_CELLS};
 /// Shapes of everything a sequence keeps, fixed when the model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLayout {
-    /// Element type of cached keys and values.
+    /// How keys and values are cached.
     pub kv: KvType,
     /// Attention layers, first to last.
     pub attention: Vec<AttentionCells>,
-    /// Values of one cell block.
-    pub block_values: usize,
+    /// Bytes of one cell block.
+    pub block_bytes: usize,
     /// Delta-net layers, first to last.
     pub delta: Vec<DeltaShape>,
     /// The n-gram block, if there is one.
@@ -78,7 +78,7 @@ impl StateLayout {
         let mut layout = StateLayout {
             kv,
             attention: Vec::new(),
-            block_values: 0,
+            block_bytes: 0,
             delta: Vec::new(),
             ngram: None,
             context_tokens,
@@ -86,8 +86,8 @@ impl StateLayout {
         for layer in layers {
             match &layer.mixer {
                 Mixer::Attention(spec) => {
-                    let cells = AttentionCells::new(spec, layout.block_values);
-                    layout.block_values = cells.end();
+                    let cells = AttentionCells::new(spec, kv, layout.block_bytes);
+                    layout.block_bytes = cells.end();
                     layout.attention.push(cells);
                 }
                 Mixer::DeltaNet(spec) => layout.delta.push(DeltaShape {
@@ -113,14 +113,19 @@ impl StateLayout {
         layout
     }
 
-    /// Bytes of one block of cells.
-    pub fn block_bytes(&self) -> usize {
-        self.block_values * self.kv.value_bytes()
+    /// The same shapes with cells of another type, for another context.
+    pub fn stored_as(&self, kv: KvType, context_tokens: usize) -> StateLayout {
+        let mut layout = StateLayout { kv, context_tokens, block_bytes: 0, ..self.clone() };
+        for cells in &mut layout.attention {
+            *cells = cells.stored_as(kv, layout.block_bytes);
+            layout.block_bytes = cells.end();
+        }
+        layout
     }
 
     /// Blocks of cells that `tokens` tokens take.
     pub fn blocks(&self, tokens: usize) -> usize {
-        if self.block_values == 0 { 0 } else { tokens.div_ceil(PARTITION_CELLS) }
+        if self.block_bytes == 0 { 0 } else { tokens.div_ceil(PARTITION_CELLS) }
     }
 
     /// Most bytes of a sequence's recurrent state: matrices, and tails with the rows of a span pushed behind them.
@@ -287,7 +292,7 @@ impl State {
         if end > self.layout.context_tokens {
             return Err(StepError::ContextFull { tokens: end, context_tokens: self.layout.context_tokens });
         }
-        if self.layout.block_values > 0 {
+        if self.layout.block_bytes > 0 {
             while self.blocks.len() * PARTITION_CELLS < end {
                 self.blocks.push(Arc::new(self.pool.block(&self.layout)?));
             }
@@ -363,16 +368,24 @@ impl State {
         self.positions_first = keep_from;
     }
 
-    /// Stores keys and values, `[kv_heads][head_dim]` each, of the token with index `cell` in attention layer `layer`.
-    pub(crate) fn store_cell(&mut self, kernels: &Kernels, layer: usize, cell: usize, k: &[f32], v: &[f32]) {
+    /// Stores keys and values, `[kv_heads][head_dim]` each, of the token with index `cell` in attention layer `layer`. `room` is
+    /// to work in.
+    pub(crate) fn store_cell(
+        &mut self,
+        kernels: &Kernels,
+        layer: usize,
+        cell: usize,
+        k: &[f32],
+        v: &[f32],
+        room: &mut Vec<f32>,
+    ) {
         let layout = &self.layout.attention[layer];
         let block =
             Arc::get_mut(&mut self.blocks[cell / PARTITION_CELLS]).expect("an open block is not shared");
-        let d = layout.head_dim;
+        let (i, d) = (cell % PARTITION_CELLS, layout.head_dim);
         for head in 0..layout.kv_heads {
-            let at = (cell % PARTITION_CELLS) * d;
-            block.write(kernels, layout.keys(head).start + at, &k[head * d..][..d]);
-            block.write(kernels, layout.values(head).start + at, &v[head * d..][..d]);
+            block.write(kernels, &layout.keys(head), i, &k[head * d..][..d], room);
+            block.write(kernels, &layout.values(head), i, &v[head * d..][..d], room);
         }
     }
 
@@ -397,12 +410,19 @@ impl State {
     }
 
     /// Stores the pooled indexer key of block `index`.
-    pub(crate) fn store_pooled(&mut self, kernels: &Kernels, layer: usize, index: usize, key: &[f32]) {
+    pub(crate) fn store_pooled(
+        &mut self,
+        kernels: &Kernels,
+        layer: usize,
+        index: usize,
+        key: &[f32],
+        room: &mut Vec<f32>,
+    ) {
         let layout = &self.layout.attention[layer];
         let indexer = layout.indexer.expect("a sparse layer");
         let per_block = PARTITION_CELLS / indexer.block_cells;
         let block = Arc::get_mut(&mut self.blocks[index / per_block]).expect("an open block is not shared");
-        block.write(kernels, indexer.first + (index % per_block) * indexer.head_dim, key);
+        block.write(kernels, &layout.pooled().expect("a sparse layer"), index % per_block, key, room);
     }
 
     /// The recurrent state of delta-net layer `layer`.

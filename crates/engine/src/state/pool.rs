@@ -32,7 +32,7 @@ impl KvPool {
         sequences: Option<usize>,
         more_bytes: usize,
     ) -> Result<Arc<KvPool>, ArenaError> {
-        let bytes = match (layout.block_values, sequences) {
+        let bytes = match (layout.block_bytes, sequences) {
             (0, _) => 0,
             (_, None) => UNPLANNED_BYTES,
             (_, Some(sequences)) => {
@@ -45,7 +45,7 @@ impl KvPool {
     /// What a pool for `sequences` sequences of full length may take.
     pub fn budget_bytes(layout: &StateLayout, sequences: usize) -> usize {
         let blocks = layout.blocks(layout.context_tokens).saturating_mul(sequences);
-        whole_steps(blocks.saturating_mul(lease_bytes(layout.block_bytes())), STEP_BYTES)
+        whole_steps(blocks.saturating_mul(lease_bytes(layout.block_bytes)), STEP_BYTES)
     }
 
     /// What it holds now.
@@ -55,7 +55,7 @@ impl KvPool {
 
     /// A block of zeros.
     pub(super) fn block(&self, layout: &StateLayout) -> Result<CellBlock, StepError> {
-        let bytes = layout.block_bytes();
+        let bytes = layout.block_bytes;
         let full = |error| {
             let left_bytes = match error {
                 ArenaError::OutOfBudget { left_bytes, .. } => Some(left_bytes),
@@ -63,7 +63,7 @@ impl KvPool {
             };
             StepError::OutOfMemory { what: "keys and values", bytes, left_bytes }
         };
-        Ok(CellBlock::new(layout.kv, self.segment.lease(bytes).map_err(full)?))
+        Ok(CellBlock::new(self.segment.lease(bytes).map_err(full)?))
     }
 
     /// A copy of a block.

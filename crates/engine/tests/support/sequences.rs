@@ -6,7 +6,7 @@ use engine::backend::Backend;
 use engine::error::StepError;
 use engine::models::ModelSpec;
 use engine::stage::Stage;
-use engine::state::{State, TailSlot};
+use engine::state::{CellArray, State, TailSlot};
 use engine::window::{Input, Row, Span, Window};
 use kernels::Cells;
 use kernels::PARTITION_CELLS;
@@ -221,20 +221,22 @@ pub fn contents(state: &State) -> Vec<(String, Vec<u32>)> {
         let mut found = Vec::new();
         for first in (0..tokens).step_by(PARTITION_CELLS) {
             let (block, rows) = (state.block(first / PARTITION_CELLS), (tokens - first).min(PARTITION_CELLS));
-            let mut ranges: Vec<Range<usize>> = (0..cells.kv_heads)
-                .flat_map(|head| [cells.keys(head), cells.values(head)])
-                .map(|range| range.start..range.start + rows * cells.head_dim)
-                .collect();
-            ranges.extend(
-                cells.indexer.map(|indexer| {
-                    indexer.first..indexer.first + rows / indexer.block_cells * indexer.head_dim
-                }),
-            );
-            for range in ranges {
-                match block.cells(range) {
+            let heads = (0..cells.kv_heads).flat_map(|head| [cells.keys(head), cells.values(head)]);
+            let mut arrays: Vec<(CellArray, usize)> = heads.map(|array| (array, rows)).collect();
+            let pooled = cells.indexer.map_or(0, |indexer| rows / indexer.block_cells);
+            arrays.extend(cells.pooled().map(|array| (array, pooled)));
+            for (array, count) in arrays {
+                match block.cells(&array, 0..count) {
                     Cells::F32(values) => found.extend(values.iter().map(|v| v.to_bits())),
                     Cells::F16(values) => found.extend(values.iter().map(|&v| u32::from(v))),
-                    Cells::Int8 { .. } => panic!("no cache in int8 yet"),
+                    Cells::Int8 { codes, scales } => {
+                        found.extend(codes.iter().map(|&code| u32::from(code as u8)));
+                        found.extend(scales.iter().map(|&scale| u32::from(scale)));
+                    }
+                    Cells::Int4 { codes, scales } => {
+                        found.extend(codes.iter().map(|&code| u32::from(code)));
+                        found.extend(scales.iter().map(|&scale| u32::from(scale)));
+                    }
                 }
             }
         }

@@ -4,12 +4,11 @@
 //! then [`accumulate_values`] from zeros; [`merge_partition`] folds the result into what came before (the online softmax
 //! of Milakov and Gimelshein 2018, at fixed places). The output is `accumulated * (1 / sum)`.
 //!
-//! Keys and values count as what they are in f32: half precision widens exactly, and an int8 code with its scale is the
-//! product `code * scale`, rounded once.
+//! Keys and values count as what they are in f32, see [`widen`].
 
+use super::cells::widen;
 use super::reduce::{LANES, dot, sum_lanes};
-use crate::attention::{Attended, Cells, Partition, Queries, SCALE_VALUES, Seen};
-use crate::quant::f16_to_f32;
+use crate::attention::{Attended, Cells, Partition, Queries, Seen};
 use crate::{PARTITION_CELLS, math};
 
 /// What each query gets out of a partition: its largest score, the sum of its weights and the weighted sum of values.
@@ -119,26 +118,4 @@ pub fn merge_partition(
         values[c] = later_values[c].mul_add(f1, values[c] * f0);
     }
     (max, later.1.mul_add(f1, running.1 * f0))
-}
-
-/// Cell `cell` of cells of `out.len()` values in single precision.
-pub fn widen(cells: Cells<'_>, cell: usize, out: &mut [f32]) {
-    let width = out.len();
-    match cells {
-        Cells::F32(cells) => out.copy_from_slice(&cells[cell * width..][..width]),
-        Cells::F16(cells) => {
-            for (value, &bits) in out.iter_mut().zip(&cells[cell * width..][..width]) {
-                *value = f16_to_f32(bits);
-            }
-        }
-        Cells::Int8 { codes, scales } => {
-            let scales = &scales[cell * width.div_ceil(SCALE_VALUES)..];
-            let groups = codes[cell * width..][..width].chunks(SCALE_VALUES);
-            for ((out, codes), scale) in out.chunks_mut(SCALE_VALUES).zip(groups).zip(scales) {
-                for (value, &code) in out.iter_mut().zip(codes) {
-                    *value = f32::from(code) * scale;
-                }
-            }
-        }
-    }
 }

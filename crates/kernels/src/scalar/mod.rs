@@ -4,14 +4,16 @@
 //! other instruction sets must compute, bit for bit.
 
 mod attention;
+pub(crate) mod cells;
 mod elementwise;
 mod matmul;
 mod recurrent;
 mod reduce;
 
 pub use attention::{
-    accumulate_values, attend_partition, merge_partition, score_blocks, score_keys, softmax_partition, widen,
+    accumulate_values, attend_partition, merge_partition, score_blocks, score_keys, softmax_partition,
 };
+pub use cells::{hadamard, narrow_int4, narrow_int8, widen};
 pub use elementwise::{
     add, add_scaled, apply_rope_adjacent, apply_rope_halves, mix_streams, multiply_sigmoid, multiply_silu,
     sigmoid, silu, silu_multiply,

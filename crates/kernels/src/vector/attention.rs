@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
+use super::cells::{Cell, widen, widen_row};
 use super::elementwise::{exp, exp_differences, zip};
 use super::simd::Simd;
 use crate::PARTITION_CELLS;
-use crate::attention::{Attended, Cells, LINE, Partition, Queries, SCALE_VALUES, Seen};
+use crate::attention::{Attended, Cells, LINE, Partition, Queries, Seen, int4_bytes};
 
 /// Scores of a query in `Attended::weights`.
 const SCORE_LINES: usize = PARTITION_CELLS / LINE;
@@ -21,34 +22,6 @@ const CHUNK_LINES: usize = 256;
 const QUERIES_MANY: usize = 16;
 /// Most queries of a tile of scores.
 const TILE_QUERIES_MAX: usize = 4;
-
-/// An element type of a cache that tiles load as it is.
-trait Cell: Copy {
-    fn load<S: Simd>(s: S, x: &[Self; LINE]) -> S::F;
-    fn load_first<S: Simd>(s: S, x: &[Self]) -> S::F;
-}
-
-impl Cell for f32 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32; LINE]) -> S::F {
-        s.load(x)
-    }
-    #[inline(always)]
-    fn load_first<S: Simd>(s: S, x: &[f32]) -> S::F {
-        s.load_first(x)
-    }
-}
-
-impl Cell for u16 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[u16; LINE]) -> S::F {
-        s.load_f16(x)
-    }
-    #[inline(always)]
-    fn load_first<S: Simd>(s: S, x: &[u16]) -> S::F {
-        s.load_f16_first(x)
-    }
-}
 
 #[inline(always)]
 pub(super) fn attend_partition<S: Simd>(
@@ -91,10 +64,12 @@ fn attend_cells<S: Simd, L: CellList>(
 }
 
 /// Cells of a partition, ascending.
-trait CellList: Copy {
+pub(super) trait CellList: Copy {
     fn count(self) -> usize;
     fn cell(self, i: usize) -> usize;
     fn part(self, first: usize, count: usize) -> Self;
+    /// The first cell, if the others lie behind it.
+    fn adjacent(self) -> Option<usize>;
     /// Asks for cells of `bytes` bytes: those of `these` that there are.
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>);
 }
@@ -119,6 +94,10 @@ impl CellList for Span {
         Span { first: self.first + first, count }
     }
     #[inline(always)]
+    fn adjacent(self) -> Option<usize> {
+        Some(self.first)
+    }
+    #[inline(always)]
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
         let mut at = (self.first + these.start) * bytes;
         let end = (self.first + these.end.min(self.count)) * bytes;
@@ -141,6 +120,10 @@ impl CellList for &[u8] {
     #[inline(always)]
     fn part(self, first: usize, count: usize) -> Self {
         &self[first..first + count]
+    }
+    #[inline(always)]
+    fn adjacent(self) -> Option<usize> {
+        None
     }
     #[inline(always)]
     fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
@@ -183,6 +166,7 @@ impl<L: CellList> Ahead<L> {
             Cells::F32(all) => (all.as_ptr().cast(), 4 * width),
             Cells::F16(all) => (all.as_ptr().cast(), 2 * width),
             Cells::Int8 { codes, .. } => (codes.as_ptr().cast(), width),
+            Cells::Int4 { codes, .. } => (codes.as_ptr().cast(), int4_bytes(width)),
         };
         Ahead { all, bytes, cells, chunk: chunk_cells(width.div_ceil(LINE)) }
     }
@@ -516,51 +500,6 @@ fn accumulate_exactly<S: Simd>(s: S, partition: &Partition<'_>, i: usize, out: &
                 s.store(s.fma(s.splat(weight), s.load(value), s.load(sum)), sum);
             }
         }
-    }
-}
-
-/// Cells of `width` values in single precision, each padded with zeros to whole lines.
-#[inline(always)]
-fn widen<S: Simd, L: CellList>(s: S, source: Cells<'_>, cells: L, width: usize, out: &mut [[f32; LINE]]) {
-    let lines = width.div_ceil(LINE);
-    for (i, out) in out[..cells.count() * lines].chunks_exact_mut(lines).enumerate() {
-        let cell = cells.cell(i);
-        match source {
-            Cells::F32(all) => widen_row(s, &all[cell * width..][..width], out),
-            Cells::F16(all) => widen_row(s, &all[cell * width..][..width], out),
-            Cells::Int8 { codes, scales } => {
-                let groups = width.div_ceil(SCALE_VALUES);
-                scale_row(s, &codes[cell * width..][..width], &scales[cell * groups..][..groups], out);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn widen_row<S: Simd, C: Cell>(s: S, row: &[C], out: &mut [[f32; LINE]]) {
-    let (whole, rest) = row.as_chunks();
-    for (values, out) in whole.iter().zip(out.iter_mut()) {
-        s.store(C::load(s, values), out);
-    }
-    if !rest.is_empty() {
-        s.store(C::load_first(s, rest), &mut out[whole.len()]);
-    }
-}
-
-#[inline(always)]
-fn scale_row<S: Simd>(s: S, codes: &[i8], scales: &[f32], out: &mut [[f32; LINE]]) {
-    let (whole, rest) = codes.as_chunks();
-    for (i, codes) in whole.iter().enumerate() {
-        let scale = s.splat(scales[i * LINE / SCALE_VALUES]);
-        s.store(s.mul(s.to_f(s.load_i8(codes)), scale), &mut out[i]);
-    }
-    if !rest.is_empty() {
-        let mut codes = [0; LINE];
-        codes[..rest.len()].copy_from_slice(rest);
-        let scale = s.splat(scales[scales.len() - 1]);
-        s.store(s.mul(s.to_f(s.load_i8(&codes)), scale), &mut out[whole.len()]);
-        // A scale that is not finite makes no zeros.
-        out[whole.len()][rest.len()..].fill(0.0);
     }
 }
 

@@ -181,6 +181,14 @@ impl Simd for Avx512 {
             let crossed = _mm512_mul_ps(_mm512_permute_ps::<0b10_11_00_01>(x), sin);
             _mm512_mask_sub_ps(_mm512_add_ps(straight, crossed), 0x5555, straight, crossed)
         }
+        fn swap_lanes(self, x: __m512, stride: usize) -> __m512 {
+            match stride {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(x),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(x),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x),
+            }
+        }
         fn sum(self, x: __m512) -> f32 {
             let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
@@ -239,6 +247,13 @@ impl Simd for Avx512 {
             }
         }
         fn load_i8(self, x: &[i8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
+        fn scaled_nibbles(self, x: &[u8; 16], scale: __m512) -> [__m512; 2] {
+            // A lookup takes the low four bits of a lane and leaves the others.
+            let codes = _mm512_setr_ps(-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0);
+            let table = _mm512_mul_ps(codes, scale);
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            [_mm512_permutexvar_ps(x, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), table)]
+        }
 
         fn prefetch(self, at: *const u8) -> () {
             asm!("prefetcht1 [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));

@@ -33,6 +33,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod cells;
 mod dots;
 mod elementwise;
 mod few_rows;
@@ -172,6 +173,11 @@ macro_rules! functions {
                             (state: &mut [f32], k: &[f32], v: &[f32], decay: f32, beta: f32,
                                 query: Option<(&[f32], f32, &mut [f32])>)),
                 narrow_f16: enabled!($isa, $features, elementwise::narrow_f16, (x: &[f32], out: &mut [u16])),
+                narrow_int8: enabled!($isa, $features, cells::narrow_int8,
+                            (x: &[f32], codes: &mut [i8], scales: &mut [u16])),
+                narrow_int4: enabled!($isa, $features, cells::narrow_int4,
+                            (x: &[f32], codes: &mut [u8], scales: &mut [u16])),
+                hadamard: enabled!($isa, $features, cells::hadamard, (x: &mut [f32])),
             };
         }
         pub(crate) use $module::$table;

@@ -258,6 +258,14 @@ impl Simd for Neon {
             }
             out
         }
+        fn swap_lanes(self, x: F, stride: usize) -> F {
+            match stride {
+                1 => quarters!(Q => vrev64q_f32(x[Q])),
+                2 => quarters!(Q => vextq_f32::<2>(x[Q], x[Q])),
+                4 => [x[1], x[0], x[3], x[2]],
+                _ => [x[2], x[3], x[0], x[1]],
+            }
+        }
         fn sum(self, x: F) -> f32 {
             let x = self.sum_quarters(x);
             let x = vadd_f32(vget_low_f32(x), vget_high_f32(x));
@@ -320,15 +328,16 @@ impl Simd for Neon {
             }
             *x = out;
         }
-        fn load_i8(self, x: &[i8; 16]) -> I {
-            let x = vld1q_s8(x.as_ptr());
-            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
-            [
-                vmovl_s16(vget_low_s16(low)),
-                vmovl_s16(vget_high_s16(low)),
-                vmovl_s16(vget_low_s16(high)),
-                vmovl_s16(vget_high_s16(high)),
-            ]
+        fn load_i8(self, x: &[i8; 16]) -> I { self.widen_i8(vld1q_s8(x.as_ptr())) }
+        fn scaled_nibbles(self, x: &[u8; 16], scale: F) -> [F; 2] {
+            let x = self.load16(x);
+            let halves = [vandq_u8(x, vdupq_n_u8(15)), vshrq_n_u8::<4>(x)];
+            let mut out = [scale; 2];
+            for h in 0..2 {
+                let codes = vsubq_s8(vreinterpretq_s8_u8(halves[h]), vdupq_n_s8(8));
+                out[h] = self.mul(self.to_f(self.widen_i8(codes)), scale);
+            }
+            out
         }
 
         fn prefetch(self, at: *const u8) -> () {
@@ -493,6 +502,15 @@ impl Neon {
             vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(u, v)), vreinterpretq_f32_f64(vzip2q_f64(u, v)))
         }
         fn widen_f16(self, bits: uint16x4_t) -> float32x4_t { vcvt_f32_f16(vreinterpret_f16_u16(bits)) }
+        fn widen_i8(self, x: int8x16_t) -> I {
+            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
+            [
+                vmovl_s16(vget_low_s16(low)),
+                vmovl_s16(vget_high_s16(low)),
+                vmovl_s16(vget_low_s16(high)),
+                vmovl_s16(vget_high_s16(high)),
+            ]
+        }
         fn load16(self, x: &[u8; 16]) -> uint8x16_t { vld1q_u8(x.as_ptr()) }
         /// Bytes below 128, with the eighth bit set where the number of set bits is odd.
         fn with_parity(self, x: uint8x16_t) -> uint8x16_t { vorrq_u8(x, vshlq_n_u8::<7>(vcntq_u8(x))) }

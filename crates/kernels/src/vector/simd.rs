@@ -50,6 +50,8 @@ pub(super) trait Simd: Copy {
     fn keep_nan(self, x: Self::F, y: Self::F) -> Self::F;
     /// `(a cos - b sin, b cos + a sin)` for the eight pairs of adjacent lanes, without fused steps.
     fn rotate_pairs(self, x: Self::F, cos: &[f32; 8], sin: &[f32; 8]) -> Self::F;
+    /// Lanes whose numbers differ in the bit `stride`, 1, 2, 4 or 8, exchanged.
+    fn swap_lanes(self, x: Self::F, stride: usize) -> Self::F;
     /// The sum in the definition's order: lanes `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self, x: Self::F) -> f32;
     /// Lane i is `sum(x[i])`.
@@ -91,6 +93,8 @@ pub(super) trait Simd: Copy {
     /// Transposes 16 rows of 16 values.
     fn transpose(self, x: &mut [Self::F; 16]);
     fn load_i8(self, x: &[i8; 16]) -> Self::I;
+    /// `(c - 8) * scale` of the low four bits c of each byte, then of the high four; `scale` is the same in all lanes.
+    fn scaled_nibbles(self, x: &[u8; 16], scale: Self::F) -> [Self::F; 2];
 
     /// Asks for the cache line of an address, which need not be one of ours.
     fn prefetch(self, at: *const u8);

@@ -1,7 +1,7 @@
 //! Queries against partitions, pooled keys and the merging of partitions, with caches in every element type.
 
 use super::{Random, assert_same, for_each_isa, scalar};
-use kernels::attention::{Attended, Cells, Partition, Queries, SCALE_VALUES, Seen};
+use kernels::attention::{Attended, Cells, Partition, Queries, Seen, int4_bytes, int4_scales, int8_scales};
 use kernels::{Kernels, PARTITION_CELLS};
 
 /// Head widths with cells of a partition.
@@ -29,10 +29,13 @@ struct Stored {
     f32: Vec<f32>,
     f16: Vec<u16>,
     codes: Vec<i8>,
-    scales: Vec<f32>,
+    nibbles: Vec<u8>,
+    scales: Vec<u16>,
+    /// So many of them.
+    scales_of_int8: usize,
 }
 
-const TYPES: [&str; 3] = ["f32", "f16", "int8"];
+const TYPES: [&str; 4] = ["f32", "f16", "int8", "int4"];
 
 impl Stored {
     fn new(random: &mut Random, cells: usize, width: usize, wild: bool) -> Stored {
@@ -41,16 +44,21 @@ impl Stored {
         let mut f16 = vec![0; n];
         scalar().narrow_f16(&f32, &mut f16);
         let codes = random.bytes(n).iter().map(|&b| b as i8).collect();
-        let scales = cells * width.div_ceil(SCALE_VALUES);
-        let scales = if wild { random.wild_floats(scales) } else { random.floats(scales) };
-        Stored { f32, f16, codes, scales }
+        // Whatever lies beyond the last value of a cell counts for nothing.
+        let nibbles = random.bytes(cells * int4_bytes(width));
+        let count = cells * int4_scales(width);
+        let mut scales = vec![0; count];
+        scalar()
+            .narrow_f16(&if wild { random.wild_floats(count) } else { random.floats(count) }, &mut scales);
+        Stored { f32, f16, codes, nibbles, scales, scales_of_int8: cells * int8_scales(width) }
     }
 
     fn cells(&self, dtype: &str) -> Cells<'_> {
         match dtype {
             "f32" => Cells::F32(&self.f32),
             "f16" => Cells::F16(&self.f16),
-            _ => Cells::Int8 { codes: &self.codes, scales: &self.scales },
+            "int8" => Cells::Int8 { codes: &self.codes, scales: &self.scales[..self.scales_of_int8] },
+            _ => Cells::Int4 { codes: &self.nibbles, scales: &self.scales },
         }
     }
 }
@@ -230,15 +238,6 @@ fn scores_of_more_blocks_than_a_partition_has_cells() {
     let wanted = run(&scalar());
     assert!(wanted.contains(&0.0) && wanted.iter().any(|&score| score > 1.0));
     for_each_isa(|kernels| assert_same(&run(kernels), &wanted, &kernels.isa()));
-}
-
-#[test]
-fn int8_cells_are_codes_times_scales() {
-    let codes: Vec<i8> = (0..2 * 65).map(|i| (i - 65) as i8).collect();
-    let mut cell = [0.0; 65];
-    kernels::scalar::widen(Cells::Int8 { codes: &codes, scales: &[9.0, 9.0, 0.3, 2.0] }, 1, &mut cell);
-    assert_eq!(cell[..2], [0.0, 1.0 * 0.3]);
-    assert_eq!(cell[63..], [63.0 * 0.3, 64.0 * 2.0]);
 }
 
 #[test]

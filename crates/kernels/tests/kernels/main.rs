@@ -1,6 +1,7 @@
 //! Every instruction set this CPU has against the definition, bit for bit, by the same cases.
 
 mod attention;
+mod cells;
 mod floats;
 mod math;
 mod products;

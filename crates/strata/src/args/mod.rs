@@ -102,7 +102,8 @@ pub struct ComputeArgs {
     /// Threads that compute [default: one for each fast core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = parse::in_range(1..=sys::pool::THREADS_MAX))]
     pub threads: Option<usize>,
-    /// Element type of cached keys and values, f16 or f32 [default: f16; f32 for logits]
+    /// How keys and values are cached: f32, f16, int8, k8v4 (keys in 8 bits, values in 4) or q4; smaller ones leave room for
+    /// more context and answer less exactly [default: f16; f32 for logits]
     #[arg(long, value_name = "TYPE", value_parser = parse::kv_type)]
     pub kv: Option<KvType>,
     /// How weights come into memory: mapped from the file, page by page as they are used; moved, which is mapped and then

@@ -41,7 +41,7 @@ pub fn seed(text: &str) -> Parsed<u64> {
 
 /// An element type of the cache.
 pub fn kv_type(name: &str) -> Parsed<KvType> {
-    KvType::from_name(name).ok_or_else(|| "f16 or f32 is needed".into())
+    KvType::from_name(name).ok_or_else(|| "f32, f16, int8, k8v4 or q4 is needed".into())
 }
 
 /// Whether a model thinks.

@@ -131,8 +131,8 @@ fn flags(group: &[Test], model: &Path, threads: usize, kv: KvType) -> Vec<OsStri
     flag("-r", "1".into());
     flag("-o", "json".into());
     if kv != KvType::F16 {
-        flag("-ctk", kv.name().into());
-        flag("-ctv", kv.name().into());
+        flag("-ctk", kv.keys().ggml_name().into());
+        flag("-ctv", kv.values().ggml_name().into());
     }
     let listed = |value: &dyn Fn(&Test) -> Option<usize>| {
         let mut values: Vec<usize> = group.iter().filter_map(value).collect();

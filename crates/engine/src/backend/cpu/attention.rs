@@ -8,7 +8,7 @@ use super::{Cpu, row_of};
 use crate::backend::{Buffers, Pass, Selection};
 use crate::graph::BufferId;
 use crate::models::{IndexerSpec, Pairing};
-use crate::state::{AttentionCells, KvType, State};
+use crate::state::{AttentionCells, CellFormat, State};
 
 /// Most rows that share one pass over a partition's keys and values.
 const TILE_ROWS_MAX: usize = 16;
@@ -33,6 +33,8 @@ pub(super) struct Scratch {
     /// Scores of pooled keys.
     scores: Vec<f32>,
     chosen: Vec<i32>,
+    /// Queries of a task, where keys are stored rotated.
+    rotated: Vec<f32>,
 }
 
 impl Cpu {
@@ -51,6 +53,7 @@ impl Cpu {
         k: BufferId,
         v: BufferId,
     ) {
+        let mut room = Vec::new();
         for span in &pass.window.spans {
             let state = &mut pass.states[span.state];
             let first = state.tokens();
@@ -62,6 +65,7 @@ impl Cpu {
                     first + i,
                     row_of(buffers, k, row),
                     row_of(buffers, v, row),
+                    &mut room,
                 );
             }
         }
@@ -82,11 +86,12 @@ impl Cpu {
         let pairs = pass.rope.frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
         let (mut mean, mut pooled) = (vec![0.0; indexer.head_dim], vec![0.0; indexer.head_dim]);
+        let mut room = Vec::new();
         for span in &pass.window.spans {
             for row in span.first..span.first + span.count {
                 let state = &mut pass.states[span.state];
                 let mut raw = row_of(buffers, k, row).to_vec();
-                if state.layout().kv == KvType::F16 {
+                if state.layout().kv.indexer_keys() == CellFormat::F16 {
                     raw.iter_mut().for_each(|v| *v = quant::f16_to_f32(quant::f32_to_f16(*v)));
                 }
                 let Some((block, keys, position)) = state.push_raw_key(layer, &raw) else { continue };
@@ -96,7 +101,7 @@ impl Cpu {
                 self.kernels.rms_norm(&mean, Some(gamma), eps, &mut pooled);
                 pass.rope.rotation(position, &mut cos, &mut sin);
                 self.rotate(pass, &mut pooled, &cos, &sin);
-                pass.states[span.state].store_pooled(&self.kernels, layer, block, &pooled);
+                pass.states[span.state].store_pooled(&self.kernels, layer, block, &pooled, &mut room);
             }
         }
     }
@@ -220,7 +225,7 @@ impl Cpu {
                     let (values, max_sum) = records[i * (d + 2)..][..d + 2].split_at(d);
                     self.merge(&mut running, out, (max_sum[0], max_sum[1]), values);
                 }
-                finish(out, running);
+                self.finish(task, out, running);
             }
         };
         if records.len() < super::PARALLEL_VALUES_MIN {
@@ -242,17 +247,20 @@ impl Cpu {
             *running = self.kernels.merge_partition(*running, out, later, values);
         }
     }
+
+    /// Divides by the sum of weights and turns back what was summed of rotated values.
+    fn finish(&self, task: &Task<'_>, out: &mut [f32], (_, sum): (f32, f32)) {
+        assert!(sum != 0.0, "every row sees a cell");
+        let inv = 1.0 / sum;
+        out.iter_mut().for_each(|v| *v *= inv);
+        if task.state.layout().kv.values().rotated() {
+            self.kernels.hadamard(out);
+        }
+    }
 }
 
 /// Largest score and sum of weights of a query that has seen no cell: no other has a sum below 1.
 const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
-
-/// Divides by the sum of weights.
-fn finish(out: &mut [f32], (_, sum): (f32, f32)) {
-    assert!(sum != 0.0, "every row sees a cell");
-    let inv = 1.0 / sum;
-    out.iter_mut().for_each(|v| *v *= inv);
-}
 
 /// The output in tiles of some rows of a span by the query heads of one key head.
 fn tiles<'a, 'b>(
@@ -363,6 +371,7 @@ impl Attention<'_> {
             && (0..task.rows).any(|row| {
                 self.pass.selections[task.row + row].runs != [(0, (task.first_cell + row + 1) as u32)]
             });
+        self.rotate_queries(&task, &mut scratch.rotated);
         for partition in item.partitions.clone() {
             let start = partition * PARTITION_CELLS;
             let at = (partition - item.partitions.start) * task.record_values();
@@ -372,7 +381,8 @@ impl Attention<'_> {
                     if !scratch.listed.is_empty() {
                         let seen = Seen::Listed(&scratch.listed);
                         let end = task.visible(row, start);
-                        self.attend(&task, row..row + 1, partition, end, seen, &mut scratch.attended);
+                        let (rotated, out) = (&scratch.rotated, &mut scratch.attended);
+                        self.attend(&task, row..row + 1, rotated, partition, end, seen, out);
                         self.deliver(
                             &task,
                             row..row + 1,
@@ -388,7 +398,8 @@ impl Attention<'_> {
                 scratch.counts.extend((0..task.rows).map(|row| task.visible(row, start) as u16));
                 let seen = Seen::First(&scratch.counts);
                 let end = task.visible(task.rows - 1, start);
-                self.attend(&task, 0..task.rows, partition, end, seen, &mut scratch.attended);
+                let (rotated, out) = (&scratch.rotated, &mut scratch.attended);
+                self.attend(&task, 0..task.rows, rotated, partition, end, seen, out);
                 self.deliver(
                     &task,
                     0..task.rows,
@@ -401,7 +412,8 @@ impl Attention<'_> {
         }
         if let Target::Rows(tile) = &mut item.target {
             for (i, &running) in scratch.running.iter().enumerate() {
-                finish(&mut tile.row(i / task.heads)[i % task.heads * d..][..d], running);
+                let out = &mut tile.row(i / task.heads)[i % task.heads * d..][..d];
+                self.cpu.finish(&task, out, running);
             }
         }
     }
@@ -415,24 +427,46 @@ impl Attention<'_> {
         }
     }
 
+    /// Queries of a task, `[rows][heads][head_dim]`, rotated as its keys are; none where those are not.
+    fn rotate_queries(&self, task: &Task<'_>, rotated: &mut Vec<f32>) {
+        rotated.clear();
+        if !task.state.layout().kv.keys().rotated() {
+            return;
+        }
+        let width = task.heads * task.cells.head_dim;
+        for row in task.row..task.row + task.rows {
+            rotated.extend_from_slice(&row_of(self.buffers, self.q, row)[task.kv_head * width..][..width]);
+        }
+        for head in rotated.chunks_exact_mut(task.cells.head_dim) {
+            self.cpu.kernels.hadamard(head);
+        }
+    }
+
     /// The queries of some rows against the first `end` cells of a partition.
+    #[expect(clippy::too_many_arguments, reason = "a task's parts")]
     fn attend(
         &self,
         task: &Task<'_>,
         rows: Range<usize>,
+        rotated: &[f32],
         partition: usize,
         end: usize,
         seen: Seen<'_>,
         out: &mut Attended,
     ) {
         let d = task.cells.head_dim;
-        let stride = self.buffers.width(self.q);
-        let first = (task.row + rows.start) * stride + task.kv_head * task.heads * d;
-        let values = &self.buffers.float(self.q)[first..];
+        let (stride, values) = if rotated.is_empty() {
+            let stride = self.buffers.width(self.q);
+            let first = (task.row + rows.start) * stride + task.kv_head * task.heads * d;
+            (stride, &self.buffers.float(self.q)[first..])
+        } else {
+            let stride = task.heads * d;
+            (stride, &rotated[rows.start * stride..])
+        };
         let queries = Queries { values, stride, rows: rows.len(), heads: task.heads, head_dim: d };
         let block = task.state.block(partition);
-        let cells = |all: Range<usize>| block.cells(all.start..all.start + end * d);
-        let (keys, values) = (cells(task.cells.keys(task.kv_head)), cells(task.cells.values(task.kv_head)));
+        let keys = block.cells(&task.cells.keys(task.kv_head), 0..end);
+        let values = block.cells(&task.cells.values(task.kv_head), 0..end);
         let partition = Partition { keys, values, seen };
         self.cpu.kernels.attend_partition(&queries, 1.0 / (d as f32).sqrt(), &partition, out);
     }
@@ -537,7 +571,7 @@ impl Scan<'_> {
         scores: &mut [f32],
         scratch: &mut Scratch,
     ) {
-        let cells = item.state.layout().attention[self.layer].indexer.expect("a sparse layer");
+        let pooled = item.state.layout().attention[self.layer].pooled().expect("a sparse layer");
         let stride = self.buffers.width(self.q);
         let values = &self.buffers.float(self.q)[item.row * stride..];
         let (rows, head_dim) = (item.selections.len(), self.indexer.head_dim);
@@ -546,7 +580,7 @@ impl Scan<'_> {
         for (i, partition) in partitions.enumerate() {
             let first = i * self.per_partition();
             let count = (blocks - first).min(self.per_partition());
-            let keys = item.state.block(partition).cells(cells.first..cells.first + count * head_dim);
+            let keys = item.state.block(partition).cells(&pooled, 0..count);
             let part = &mut part[..rows * count];
             self.cpu.kernels.score_blocks(&queries, keys, part, &mut scratch.attended);
             for (scores, part) in scores.chunks_exact_mut(blocks).zip(part.chunks_exact(count)) {

@@ -150,6 +150,14 @@ impl Simd for Avx2 {
             }
             out
         }
+        fn swap_lanes(self, x: F, stride: usize) -> F {
+            match stride {
+                1 => [_mm256_permute_ps::<0b10_11_00_01>(x[0]), _mm256_permute_ps::<0b10_11_00_01>(x[1])],
+                2 => [_mm256_permute_ps::<0b01_00_11_10>(x[0]), _mm256_permute_ps::<0b01_00_11_10>(x[1])],
+                4 => [_mm256_permute2f128_ps::<1>(x[0], x[0]), _mm256_permute2f128_ps::<1>(x[1], x[1])],
+                _ => [x[1], x[0]],
+            }
+        }
         fn sum(self, x: F) -> f32 {
             let x = _mm256_add_ps(x[0], x[1]);
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
@@ -238,6 +246,17 @@ impl Simd for Avx2 {
                     x[i][h] = _mm256_castsi256_ps(quadrants[h][i / 8][i % 8]);
                 }
             }
+        }
+        fn scaled_nibbles(self, x: &[u8; 16], scale: F) -> [F; 2] {
+            let (x, low_bits) = (_mm_loadu_si128(x.as_ptr().cast()), _mm_set1_epi8(15));
+            let halves = [_mm_and_si128(x, low_bits), _mm_and_si128(_mm_srli_epi16::<4>(x), low_bits)];
+            let mut out = [scale; 2];
+            for h in 0..2 {
+                let codes = _mm_sub_epi8(halves[h], _mm_set1_epi8(8));
+                let codes = [_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes))];
+                out[h] = self.mul(self.to_f(codes), scale);
+            }
+            out
         }
         fn load_i8(self, x: &[i8; 16]) -> I {
             let x = _mm_loadu_si128(x.as_ptr().cast());
