@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use sys::arena::lease_bytes;
 
+use crate::saved::Conversation;
 use crate::state::State;
 
 /// States of conversations, within a budget of bytes.
@@ -32,6 +33,8 @@ pub(crate) struct PrefixCache {
 /// A conversation.
 struct Branch {
     tokens: Arc<[u32]>,
+    /// Whether all of it was handed out by [`PrefixCache::unsaved`].
+    saved: bool,
     /// By length, ascending.
     points: Vec<Point>,
 }
@@ -167,7 +170,7 @@ impl PrefixCache {
     fn remove(&mut self, branch: usize, at: usize) {
         let Point { state, .. } = self.branches[branch].points.remove(at);
         self.release(&state);
-        let Branch { tokens, points } = &mut self.branches[branch];
+        let Branch { tokens, points, .. } = &mut self.branches[branch];
         // Nobody goes on from tokens behind the last point.
         let known = points.last().map_or(0, Point::tokens);
         if known < tokens.len() {
@@ -177,6 +180,22 @@ impl PrefixCache {
         if points.is_empty() {
             self.branches.swap_remove(branch);
         }
+    }
+
+    /// Whether there is something that was not handed out to be saved.
+    pub fn has_unsaved(&self) -> bool {
+        self.branches.iter().any(|branch| !branch.saved)
+    }
+
+    /// Conversations as they are now, but for those that were handed out before.
+    pub fn unsaved(&mut self) -> Vec<Conversation> {
+        let mut conversations = Vec::new();
+        for branch in self.branches.iter_mut().filter(|branch| !branch.saved) {
+            branch.saved = true;
+            let states = branch.points.iter().map(|point| point.state.clone()).collect();
+            conversations.push(Conversation { tokens: branch.tokens.clone(), states });
+        }
+        conversations
     }
 
     /// The branch that these tokens lie on, which grows where they go on from it. One that was cut off where these go on
@@ -199,7 +218,7 @@ impl PrefixCache {
         }
         self.own_bytes += size_of_val(&*whole);
         points.sort_by_key(Point::tokens);
-        self.branches.push(Branch { tokens: whole, points });
+        self.branches.push(Branch { tokens: whole, points, saved: false });
         self.branches.len() - 1
     }
 
@@ -280,7 +299,7 @@ pub(crate) fn stops(from: usize, prompt_tokens: usize, boundaries: &[usize]) -> 
 }
 
 /// How many tokens two begin with alike.
-fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     // Long runs are compared at once.
     const RUN: usize = 256;
     let runs = a.chunks_exact(RUN).zip(b.chunks_exact(RUN)).take_while(|(a, b)| a == b).count() * RUN;

@@ -20,10 +20,13 @@ use thiserror::Error;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::engine::Engine;
+use crate::error::StepError;
 use crate::model::Model;
 use crate::prefix::{PrefixCache, PrefixCounts};
 use crate::request::{EndReason, Ended, Request, RequestError, RequestEvent};
+use crate::saved::{Saved, SavedOptions};
 use crate::sequence::{Sequence, ValidRequest};
+use crate::state::State;
 
 /// How many requests a [`Service`] takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +224,24 @@ impl Service {
     /// # Errors
     /// If the system gives no thread.
     pub fn start(engine: Engine, limits: ServiceLimits) -> std::io::Result<Service> {
+        Service::start_with(engine, limits, None)
+    }
+
+    /// As [`Service::start`], with conversations that outlive it in a folder: what is kept of them is written there when nothing
+    /// is asked for a while, and when the service ends.
+    ///
+    /// # Errors
+    /// If the system gives no thread, or the folder cannot be made or read.
+    pub fn start_saving(
+        engine: Engine,
+        limits: ServiceLimits,
+        options: SavedOptions,
+    ) -> std::io::Result<Service> {
+        let saved = Saved::open(options, engine.model().clone())?;
+        Service::start_with(engine, limits, Some(saved))
+    }
+
+    fn start_with(engine: Engine, limits: ServiceLimits, saved: Option<Saved>) -> std::io::Result<Service> {
         assert!(limits.parallel_max > 0, "a service that answers nobody");
         let model = engine.model().clone();
         let (submissions, incoming) = mpsc::channel();
@@ -236,7 +257,7 @@ impl Service {
             let _alive = Alive(of_thread.clone());
             let prefix = PrefixCache::new(engine.model().prefix_bytes);
             let (waiting, running) = (VecDeque::new(), Vec::new());
-            Running { engine, limits, shared: of_thread, waiting, running, prefix }.run(&incoming);
+            Running { engine, limits, shared: of_thread, waiting, running, prefix, saved }.run(&incoming);
         })?;
         Ok(Service { model, submissions: Some(submissions), shared, limits, thread: Some(thread) })
     }
@@ -323,6 +344,12 @@ impl Drop for Alive {
     }
 }
 
+/// How long nothing is asked before conversations are saved.
+const IDLE_BEFORE_SAVING: Duration = Duration::from_secs(2);
+
+/// A state on disk must save the reading of more tokens than these: loading takes time, too.
+const LOADED_TOKENS_MIN: usize = 16;
+
 /// What the engine's thread owns.
 struct Running {
     engine: Engine,
@@ -332,6 +359,8 @@ struct Running {
     running: Vec<Member>,
     /// What was read before.
     prefix: PrefixCache,
+    /// And is on disk.
+    saved: Option<Saved>,
 }
 
 struct Member {
@@ -345,16 +374,19 @@ impl Running {
     fn run(mut self, incoming: &mpsc::Receiver<Submission>) {
         loop {
             if self.running.is_empty() && self.waiting.is_empty() {
-                match incoming.recv() {
-                    Ok(submission) => self.waiting.push_back(submission),
-                    Err(mpsc::RecvError) => return,
+                match self.wait(incoming) {
+                    Some(submission) => self.waiting.push_back(submission),
+                    None => return self.save(),
                 }
             }
             loop {
                 match incoming.try_recv() {
                     Ok(submission) => self.waiting.push_back(submission),
                     Err(mpsc::TryRecvError::Empty) => break,
-                    Err(mpsc::TryRecvError::Disconnected) => return self.cancel_all(),
+                    Err(mpsc::TryRecvError::Disconnected) => {
+                        self.cancel_all();
+                        return self.save();
+                    }
                 }
             }
             // Who has enough leaves its place before others take theirs.
@@ -368,6 +400,35 @@ impl Running {
             self.admit();
             self.step();
             self.remove_ended();
+        }
+    }
+
+    /// The next submission; nothing once nobody can submit any more. Meanwhile there is time to save.
+    fn wait(&mut self, incoming: &mpsc::Receiver<Submission>) -> Option<Submission> {
+        if self.saved.is_some() && self.prefix.has_unsaved() {
+            match incoming.recv_timeout(IDLE_BEFORE_SAVING) {
+                Ok(submission) => return Some(submission),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) => self.save(),
+            }
+        }
+        incoming.recv().ok()
+    }
+
+    /// Hands what was not saved to the thread that writes.
+    fn save(&mut self) {
+        if let Some(saved) = &mut self.saved {
+            self.prefix.unsaved().into_iter().for_each(|conversation| saved.write(conversation));
+        }
+    }
+
+    /// A state that has read as much of the prompt as any, in memory or on disk.
+    fn state(&mut self, prompt: &[u32]) -> Result<State, StepError> {
+        let kept = self.prefix.find(prompt);
+        let known = kept.as_ref().map_or(0, State::tokens) + LOADED_TOKENS_MIN;
+        match self.saved.as_mut().and_then(|saved| saved.find(prompt, known)).or(kept) {
+            Some(state) => Ok(state),
+            None => self.engine.model().new_state(),
         }
     }
 
@@ -387,9 +448,7 @@ impl Running {
                 return;
             };
             let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
-            let state =
-                self.prefix.find(request.prompt()).map_or_else(|| self.engine.model().new_state(), Ok);
-            match state {
+            match self.state(request.prompt()) {
                 Ok(state) => {
                     let mut sequence = Sequence::new(request, state, queue_time);
                     if self.prefix.is_off() {
@@ -444,7 +503,7 @@ impl Running {
         }
     }
 
-    fn cancel_all(mut self) {
+    fn cancel_all(&mut self) {
         self.running.iter_mut().for_each(|member| member.sequence.end(EndReason::Cancelled));
         self.remove_ended();
         self.waiting.drain(..).for_each(|submission| submission.end(EndReason::Cancelled));

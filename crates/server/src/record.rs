@@ -41,6 +41,7 @@ impl Record {
             stream = self.stream,
             reason = ?reason,
             prompt_tokens = usage.prompt_tokens,
+            reused_tokens = usage.reused_tokens,
             completion_tokens = usage.completion_tokens,
             thinking_tokens = usage.thinking_tokens,
             queue_ms = engine.queue_time.as_millis() as u64,

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
 use engine::memory::{self, Machine, PlanOptions, Shapes};
-use engine::{Engine, EngineConfig, LoadError, Loading, Service, ServiceLimits};
+use engine::{Engine, EngineConfig, LoadError, Loading, SavedOptions, Service, ServiceLimits};
 use gguf::{Metadata, ModelFile};
 
 use crate::args::{ComputeArgs, ModelArgs};
@@ -97,23 +97,42 @@ pub fn format(model: &ModelArgs, metadata: &Metadata) -> Result<ChatFormat, Erro
         .map_err(|source| Error::Tokenizer { path: model.model.clone(), source: Box::new(source) })
 }
 
+/// What is kept of conversations.
+#[derive(Default)]
+pub struct Kept {
+    /// Most bytes of memory; what the machine can spare if absent.
+    pub prefix_bytes: Option<u64>,
+    /// Where they outlive the program.
+    pub saved: Option<SavedOptions>,
+}
+
 /// A model that answers conversations, its engine on a thread of its own.
 pub fn chat_model(
     model: &ModelArgs,
     compute: &ComputeArgs,
     context_tokens: Option<usize>,
     limits: ServiceLimits,
-    prefix_bytes: Option<u64>,
+    kept: Kept,
     flags: &'static [&'static str],
 ) -> Result<ChatModel, Error> {
-    let sequences = limits.parallel_max;
+    let (sequences, prefix_bytes) = (limits.parallel_max, kept.prefix_bytes);
     let wanted = PlanOptions { context_tokens, sequences, prefix_bytes, ..PlanOptions::default() };
     let engine = engine(model, compute, wanted, flags)?;
-    let service = Service::start(engine, limits).map_err(|source| Error::Io {
-        action: "start",
-        what: "the engine's thread".into(),
-        source,
-    })?;
+    let service = match kept.saved {
+        None => Service::start(engine, limits).map_err(|source| Error::Io {
+            action: "start",
+            what: "the engine's thread".into(),
+            source,
+        }),
+        Some(saved) => {
+            let what = saved.folder.display().to_string();
+            Service::start_saving(engine, limits, saved).map_err(|source| Error::Io {
+                action: "keep conversations in",
+                what,
+                source,
+            })
+        }
+    }?;
     let chat = ChatModel::new(service)
         .map_err(|source| Error::Tokenizer { path: model.model.clone(), source: Box::new(source) })?;
     warn_of_long_context(&chat);

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
-use crate::prepare;
+use crate::prepare::{self, Kept};
 use crate::progress::Progress;
 
 /// The arguments of `strata run`.
@@ -68,7 +68,14 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let prompt = prepare::text_argument(&args.prompt)?;
     let start = Instant::now();
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let chat = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, Some(0), &["--ctx"])?;
+    let chat = prepare::chat_model(
+        &args.model,
+        &args.compute,
+        args.ctx,
+        alone,
+        Kept { prefix_bytes: Some(0), saved: None },
+        &["--ctx"],
+    )?;
     let load_time = start.elapsed();
     let prompt = if args.raw {
         Prompt::Text(prompt)

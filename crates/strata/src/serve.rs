@@ -1,16 +1,17 @@
 //! `strata serve`: a model behind an HTTP API.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use chat::ChatModel;
-use engine::ServiceLimits;
+use engine::{SavedOptions, ServiceLimits};
 use server::{Limits, Listener, Server, Settings};
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
-use crate::prepare;
+use crate::prepare::{self, Kept};
 
 /// The arguments of `strata serve`.
 #[derive(Debug, clap::Args)]
@@ -67,8 +68,29 @@ pub struct ServeArgs {
     /// 1024; 0 keeps none [default: what the machine can spare]
     #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
     pub prefix_cache: Option<u64>,
+    /// Folder where conversations are saved when nothing is asked for a while and when the server stops, so that after a restart
+    /// they go on without being read again; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Most bytes of saved conversations, with K, M, G or T for powers of 1024; those not used for longest are removed
+    #[arg(long, value_name = "BYTES", default_value = "16G", value_parser = parse::memory_bytes, requires = "state_dir")]
+    pub state_bytes: u64,
+    /// Days without use after which a saved conversation is removed
+    #[arg(long, value_name = "DAYS", default_value_t = 30, requires = "state_dir")]
+    pub state_days: u32,
     #[command(flatten)]
     pub compute: ComputeArgs,
+}
+
+impl ServeArgs {
+    fn kept(&self) -> Kept {
+        let saved = self.state_dir.as_ref().map(|folder| SavedOptions {
+            folder: folder.clone(),
+            bytes_max: self.state_bytes,
+            age_max: Duration::from_secs(u64::from(self.state_days) * 24 * 60 * 60),
+        });
+        Kept { prefix_bytes: self.prefix_cache, saved }
+    }
 }
 
 /// More sequences than any machine writes at once.
@@ -108,7 +130,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
     let server: Server<ChatModel> = Server::start(listener, settings).map_err(failed)?;
     let service = ServiceLimits { parallel_max: args.parallel, queue_max: args.queue };
     let flags = &["--ctx", "--parallel", "--prefix-cache"];
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, args.prefix_cache, flags)?;
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, args.kept(), flags)?;
     if let Some(error) = model.format().template_error() {
         tracing::warn!("conversations cannot be answered, only /v1/completions: {error}");
     }

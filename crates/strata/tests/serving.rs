@@ -20,10 +20,13 @@ struct Serving {
 
 impl Serving {
     fn start(log_level: &str) -> Serving {
+        Serving::start_with(&["--log-level", log_level])
+    }
+
+    fn start_with(more: &[&str]) -> Serving {
         let file = model("q2-tiny-F32");
         let args = ["serve", "-m", &file, "--port", "0", "--ctx", "256", "--parallel", "2", "--threads", "1"];
-        let mut child =
-            program(&[&args[..], &["--log-level", log_level]].concat()).spawn().expect("the program starts");
+        let mut child = program(&[&args[..], more].concat()).spawn().expect("the program starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let address = line.strip_prefix("listening on http://").expect("an address").trim().to_owned();
@@ -92,6 +95,33 @@ fn a_model_is_served_and_the_program_ends_well() {
     let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
     assert_eq!((cached(usage), cached(again)), (0, again["prompt_tokens"].as_u64().expect("a number") - 1));
     assert_eq!(serving.stop(), (Some(0), String::new()));
+}
+
+/// A server that was stopped had read everything for nothing.
+#[test]
+fn conversations_outlive_the_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let states = folder.path().join("states").to_str().expect("text").to_owned();
+    let request = json!({"prompt": vec![7; 100], "max_tokens": 20, "seed": 3, "temperature": 1.5});
+    let ask = |states: &[&str]| {
+        let serving = Serving::start_with(&[&["--log-level", "warn"], states].concat());
+        let (status, answer) = serving.post("/v1/completions", &request);
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(serving.stop(), (Some(0), String::new()));
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+        (answer["choices"][0]["text"].clone(), cached)
+    };
+    let (text, cached) = ask(&[]);
+    assert_eq!(cached, 0);
+    assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 0));
+    assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 99));
+    // In no more bytes than were given.
+    assert_eq!(ask(&["--state-dir", &states, "--state-bytes", "1K"]), (text, 0));
+    assert_eq!(std::fs::read_dir(&states).expect("a folder").count(), 0);
+    let file = folder.path().join("file").to_str().expect("text").to_owned();
+    std::fs::write(&file, "no folder").expect("written");
+    let refused = strata(&["serve", "-m", &model("q2-tiny-F32"), "--port", "0", "--state-dir", &file]);
+    assert!(refused.stderr.contains("cannot keep conversations in"), "{}", refused.stderr);
 }
 
 /// Token -1 as a prompt ended one server, and was a fault of another's own.

@@ -123,6 +123,13 @@ impl StateLayout {
         layout
     }
 
+    /// True where nothing is recurrent and no key stands for several cells.
+    pub(crate) fn can_be_cut(&self) -> bool {
+        self.delta.is_empty()
+            && self.ngram.is_none()
+            && self.attention.iter().all(|cells| cells.indexer.is_none())
+    }
+
     /// Blocks of cells that `tokens` tokens take.
     pub fn blocks(&self, tokens: usize) -> usize {
         if self.block_bytes == 0 { 0 } else { tokens.div_ceil(PARTITION_CELLS) }
@@ -264,11 +271,7 @@ impl State {
     /// True if a beginning of its tokens has a state that is a part of this one: where nothing is recurrent, no key stands
     /// for several cells, and positions count tokens.
     pub(crate) fn can_be_cut(&self) -> bool {
-        let layout = &self.layout;
-        layout.delta.is_empty()
-            && layout.ngram.is_none()
-            && layout.attention.iter().all(|cells| cells.indexer.is_none())
-            && usize::try_from(self.next_position) == Ok(self.tokens)
+        self.layout.can_be_cut() && usize::try_from(self.next_position) == Ok(self.tokens)
     }
 
     /// Leaves out all but the first `tokens` tokens.

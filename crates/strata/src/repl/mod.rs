@@ -13,7 +13,7 @@ use tokio::signal::unix::Signal;
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
-use crate::prepare;
+use crate::prepare::{self, Kept};
 use answer::Told;
 use command::Command;
 pub use command::WrongCommand;
@@ -66,7 +66,8 @@ pub struct ChatArgs {
 /// it ends the program, since nobody is there to react.
 pub fn chat(args: &ChatArgs) -> Result<(), Error> {
     let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, alone, None, &["--ctx"])?;
+    let model =
+        prepare::chat_model(&args.model, &args.compute, args.ctx, alone, Kept::default(), &["--ctx"])?;
     if let Some(error) = model.format().template_error() {
         return Err(Error::NoConversation(error));
     }
