@@ -156,7 +156,7 @@ fn the_budget_holds_and_the_common_beginning_stays() {
                 assert_eq!(answer, asked(&alone, request(&prompt(seed), &[200, 350 - 4], 3)).0, "{name}");
                 let held = kept.counts().prefix.bytes;
                 assert!(held <= budget, "{name}: {held} bytes in a budget of {budget}");
-                if budget >= one && turn > 0 {
+                if budget >= one - 1 && turn > 0 {
                     assert!(ended.reused_tokens >= 200, "{name}, {budget} of {one}, turn {turn}: {ended:?}");
                 }
                 if budget == 2 * one && seed == last {
