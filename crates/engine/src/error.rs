@@ -187,6 +187,9 @@ pub enum StateError {
     /// Not a state file, or a damaged one.
     #[error("the stored state is damaged: {0}")]
     Damaged(&'static str),
+    /// There is no memory for it now.
+    #[error("there is no memory for the stored state")]
+    NoMemory,
     /// More tokens than the context here.
     #[error("the stored state has {tokens} tokens, which do not fit into a context of {context_tokens}")]
     TooLong {

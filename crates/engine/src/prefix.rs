@@ -40,7 +40,8 @@ struct Branch {
 }
 
 struct Point {
-    state: State,
+    /// Shared with the thread that writes it to disk, never changed.
+    state: Arc<State>,
     used: u64,
 }
 
@@ -110,7 +111,7 @@ impl PrefixCache {
         let points = &mut self.branches[branch].points;
         // What a conversation began with is in use as long as the conversation is.
         points[..=point].iter_mut().for_each(|point| point.used = self.clock);
-        let mut state = points[point].state.clone();
+        let mut state = State::clone(&points[point].state);
         if state.tokens() > tokens {
             state.cut(tokens);
         }
@@ -144,15 +145,18 @@ impl PrefixCache {
         }
         let cuts = state.can_be_cut();
         self.hold(&state);
-        self.branches[at].points.insert(place, Point { state, used });
+        self.branches[at].points.insert(place, Point { state: Arc::new(state), used });
         self.thin(at, place, cuts);
+        // The new one itself is free to go, so this ends within the budget.
         while self.bytes() > self.bytes_max && self.evict() {}
     }
 
-    /// Lets go of what was not used for longest; false if nothing is left.
+    /// Lets go of what was not used for longest; false if nothing is left. What is being written to disk stays: letting go of it
+    /// would free nothing.
     pub fn evict(&mut self) -> bool {
         let all = self.branches.iter().enumerate().flat_map(|(branch, Branch { points, .. })| {
-            points.iter().enumerate().map(move |(at, point)| (point.used, branch, at))
+            let free = |(_, point): &(usize, &Point)| Arc::strong_count(&point.state) == 1;
+            points.iter().enumerate().filter(free).map(move |(at, point)| (point.used, branch, at))
         });
         // Of points used together those in the middle go first; then the first one, which other conversations may share;
         // the last one is where the conversation goes on.
@@ -187,15 +191,12 @@ impl PrefixCache {
         self.branches.iter().any(|branch| !branch.saved)
     }
 
-    /// Conversations as they are now, but for those that were handed out before.
-    pub fn unsaved(&mut self) -> Vec<Conversation> {
-        let mut conversations = Vec::new();
-        for branch in self.branches.iter_mut().filter(|branch| !branch.saved) {
-            branch.saved = true;
-            let states = branch.points.iter().map(|point| point.state.clone()).collect();
-            conversations.push(Conversation { tokens: branch.tokens.clone(), states });
-        }
-        conversations
+    /// A conversation as it is now, but for those that were handed out before.
+    pub fn unsaved(&mut self) -> Option<Conversation> {
+        let branch = self.branches.iter_mut().find(|branch| !branch.saved)?;
+        branch.saved = true;
+        let states = branch.points.iter().map(|point| point.state.clone()).collect();
+        Some(Conversation { tokens: branch.tokens.clone(), states })
     }
 
     /// The branch that these tokens lie on, which grows where they go on from it. One that was cut off where these go on
@@ -266,7 +267,7 @@ const THINNING: usize = 4;
 const POINT_BYTES: usize = 1024;
 
 /// Tokens between points that are made while a prompt is read.
-pub(crate) const DISTANCE_TOKENS: usize = 2048;
+const DISTANCE_TOKENS: usize = 2048;
 
 /// Fewer tokens than these are read again as quickly as a pass is made for them alone.
 const STOP_TOKENS_MIN: usize = 16;

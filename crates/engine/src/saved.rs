@@ -6,17 +6,19 @@
 //! are left alone.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
+use sys::mmap::Map;
+
 use crate::error::StateError;
 use crate::model::{Model, fnv1a};
 use crate::prefix::common_prefix;
-use crate::state::{ModelIdentity, State};
+use crate::state::{State, binding};
 
 /// Where conversations are saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +35,8 @@ pub struct SavedOptions {
 pub(crate) struct Conversation {
     /// Its tokens, as many as its last state has read.
     pub tokens: Arc<[u32]>,
-    /// States of beginnings of it, by length.
-    pub states: Vec<State>,
+    /// States of beginnings of it, by length. Not copied: they are held until they are written.
+    pub states: Vec<Arc<State>>,
 }
 
 /// The conversations in a folder.
@@ -44,7 +46,10 @@ pub(crate) struct Saved {
     files: Vec<SavedFile>,
     /// Absent only while it is dropped.
     to_write: Option<mpsc::Sender<Conversation>>,
-    written: mpsc::Receiver<SavedFile>,
+    /// Of each conversation, the file that was made of it.
+    written: mpsc::Receiver<Option<SavedFile>>,
+    /// Conversations on their way.
+    writing: usize,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -82,7 +87,7 @@ impl Saved {
             if path.extension().is_none_or(|extension| extension != EXTENSION) {
                 continue;
             }
-            match read_header(&path, model.identity) {
+            match read_header(&path, binding(&model.layout, model.identity)) {
                 Ok(Some(file)) => files.push(file),
                 Ok(None) => {}
                 Err(problem) => set_aside(&path, &problem),
@@ -90,26 +95,40 @@ impl Saved {
         }
         let (to_write, incoming) = mpsc::channel::<Conversation>();
         let (done, written) = mpsc::channel();
-        let (folder, identity) = (options.folder.clone(), model.identity);
+        let (folder, of_writer) = (options.folder.clone(), model.clone());
         let writer = thread::Builder::new().name("saved conversations".into()).spawn(move || {
             for conversation in incoming {
-                match write(&folder, identity, &conversation) {
-                    // Nobody may be there to hear of it: then it is found at the next start.
-                    Ok(file) => drop(done.send(file)),
-                    Err(error) => {
-                        tracing::warn!("a conversation is not saved in {}: {error}", folder.display())
-                    }
-                }
+                let file = write(&folder, &of_writer, &conversation).map_err(|error| {
+                    tracing::warn!("a conversation is not saved in {}: {error}", folder.display());
+                });
+                // Its states are let go of before anybody hears that they are written.
+                drop(conversation);
+                // Nobody may be there to hear of it: then it is found at the next start.
+                drop(done.send(file.ok()));
             }
         })?;
-        let mut saved =
-            Saved { options, model, files, to_write: Some(to_write), written, writer: Some(writer) };
+        let mut saved = Saved {
+            options,
+            model,
+            files,
+            to_write: Some(to_write),
+            written,
+            writing: 0,
+            writer: Some(writer),
+        };
         saved.keep_budget();
         Ok(saved)
     }
 
+    /// Whether nothing is on its way to the disk.
+    pub fn is_free(&mut self) -> bool {
+        self.settle();
+        self.writing == 0
+    }
+
     /// Has a conversation written in the background.
     pub fn write(&mut self, conversation: Conversation) {
+        self.writing += 1;
         let to_write = self.to_write.as_ref().expect("present until dropped");
         assert!(to_write.send(conversation).is_ok(), "the writer lives as long as this does");
     }
@@ -118,8 +137,9 @@ impl Saved {
     pub fn settle(&mut self) {
         let mut any = false;
         while let Ok(file) = self.written.try_recv() {
-            self.note(file);
-            any = true;
+            self.writing -= 1;
+            any |= file.is_some();
+            file.into_iter().for_each(|file| self.note(file));
         }
         if any {
             self.keep_budget();
@@ -167,12 +187,14 @@ impl Saved {
     pub fn find(&mut self, prompt: &[u32], known: usize) -> Option<State> {
         self.settle();
         let most = prompt.len().checked_sub(1)?;
+        let context_tokens = self.model.layout.context_tokens;
         loop {
             let reached = self.files.iter().enumerate().filter_map(|(at, file)| {
                 let common = common_prefix(&file.tokens, prompt).min(most);
                 let usable = file.points.iter().rposition(|(tokens, _)| *tokens <= common);
                 let cut = self.model.layout.can_be_cut().then(|| usable.map_or(0, |point| point + 1));
-                let cut = cut.filter(|&point| point < file.points.len() && common > 0);
+                let loadable = |&(tokens, _): &(usize, _)| tokens <= context_tokens;
+                let cut = cut.filter(|&point| common > 0 && file.points.get(point).is_some_and(loadable));
                 match (cut, usable) {
                     (Some(point), _) => Some((common, at, point)),
                     (None, Some(point)) => Some((file.points[point].0, at, point)),
@@ -189,8 +211,12 @@ impl Saved {
                 }
                 Ok(_) => set_aside(&self.files.remove(at).path, "its states are not those it names"),
                 // The memory may be there the next time.
-                Err(StateError::Damaged("no memory for it")) => return None,
-                Err(error) => set_aside(&self.files.remove(at).path, &error.to_string()),
+                Err(StateError::NoMemory) => return None,
+                Err(error @ StateError::Damaged(_)) => {
+                    set_aside(&self.files.remove(at).path, &error.to_string());
+                }
+                // Somebody else's, who may want it.
+                Err(StateError::Foreign { .. } | StateError::TooLong { .. }) => drop(self.files.remove(at)),
             }
         }
     }
@@ -198,16 +224,20 @@ impl Saved {
     fn load(&mut self, at: usize, point: usize) -> Result<State, StateError> {
         let file = &mut self.files[at];
         let (_, range) = &file.points[point];
-        let unread = |_| StateError::Damaged("it cannot be read");
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let mut source = File::open(&file.path).map_err(unread)?;
-        io::Seek::seek(&mut source, io::SeekFrom::Start(range.start)).map_err(unread)?;
-        source.read_exact(&mut bytes).map_err(unread)?;
+        // Its pages are the system's, so that the state is in memory once.
+        let unread = StateError::Damaged("it cannot be read");
+        let map = Map::open(&file.path).map_err(|_| unread.clone())?;
+        let bytes = map.get(range.start as usize..range.end as usize).ok_or(unread.clone())?;
+        let Model { layout, identity, kv, .. } = &*self.model;
+        let state = State::from_bytes(bytes, layout.clone(), *identity, kv)?;
+        if map.damaged() {
+            return Err(unread);
+        }
         let now = SystemTime::now();
         // Whether the file system keeps this matters for the order of removal only.
         let _ = File::options().append(true).open(&file.path).and_then(|file| file.set_modified(now));
         file.used = now;
-        State::from_bytes(&bytes, self.model.layout.clone(), self.model.identity, &self.model.kv)
+        Ok(state)
     }
 }
 
@@ -236,10 +266,10 @@ fn set_aside(path: &Path, problem: &str) {
 }
 
 /// What comes before the states: everything that finds them, with a checksum.
-fn header(identity: ModelIdentity, tokens: &[u32], lengths: &[(u64, u64)]) -> Vec<u8> {
+fn header(binding: u64, tokens: &[u32], lengths: &[(u64, u64)]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
-    out.extend(identity.0.to_le_bytes());
+    out.extend(binding.to_le_bytes());
     out.extend((tokens.len() as u64).to_le_bytes());
     out.extend((lengths.len() as u64).to_le_bytes());
     tokens.iter().for_each(|token| out.extend(token.to_le_bytes()));
@@ -250,8 +280,8 @@ fn header(identity: ModelIdentity, tokens: &[u32], lengths: &[(u64, u64)]) -> Ve
     out
 }
 
-/// Of a file; nothing if it is another model's.
-fn read_header(path: &Path, identity: ModelIdentity) -> Result<Option<SavedFile>, String> {
+/// Of a file; nothing if its states are another model's, in another type of cells or of another definition.
+fn read_header(path: &Path, binding: u64) -> Result<Option<SavedFile>, String> {
     let said = |error: io::Error| error.to_string();
     let mut file = File::open(path).map_err(said)?;
     let metadata = file.metadata().map_err(said)?;
@@ -261,7 +291,7 @@ fn read_header(path: &Path, identity: ModelIdentity) -> Result<Option<SavedFile>
     if &fixed[..8] != MAGIC || fixed[8..12] != VERSION.to_le_bytes() {
         return Err("it is no conversation of this version".into());
     }
-    if number(12) != identity.0 {
+    if number(12) != binding {
         return Ok(None);
     }
     let (tokens, points) = (number(20), number(28));
@@ -294,26 +324,30 @@ fn read_header(path: &Path, identity: ModelIdentity) -> Result<Option<SavedFile>
 }
 
 /// Writes a conversation under a name that its tokens and points give.
-fn write(folder: &Path, identity: ModelIdentity, conversation: &Conversation) -> io::Result<SavedFile> {
+fn write(folder: &Path, model: &Model, conversation: &Conversation) -> io::Result<SavedFile> {
     let Conversation { tokens, states } = conversation;
-    let states: Vec<(u64, Vec<u8>)> =
-        states.iter().map(|state| (state.tokens() as u64, state.to_bytes(identity))).collect();
-    let lengths: Vec<(u64, u64)> =
-        states.iter().map(|(tokens, bytes)| (*tokens, bytes.len() as u64)).collect();
-    let name = fnv1a(&header(identity, tokens, &lengths));
+    let binding = binding(&model.layout, model.identity);
+    let lengths = |of: &dyn Fn(usize) -> u64| -> Vec<(u64, u64)> {
+        states.iter().enumerate().map(|(i, state)| (state.tokens() as u64, of(i))).collect()
+    };
+    // How long states are is known once they are written; until then their place is kept.
+    let nothing_yet = header(binding, tokens, &lengths(&|_| 0));
+    let name = fnv1a(&nothing_yet);
     let path = folder.join(format!("{name:016x}.{EXTENSION}"));
     let temporary = path.with_extension(TEMPORARY);
-    let mut out = File::create(&temporary)?;
-    let head = header(identity, tokens, &lengths);
-    out.write_all(&head)?;
-    let mut at = head.len() as u64;
+    let mut out = BufWriter::new(File::create(&temporary)?);
+    out.write_all(&nothing_yet)?;
+    let mut at = nothing_yet.len() as u64;
     let mut points = Vec::new();
-    for (tokens, bytes) in &states {
-        out.write_all(bytes)?;
-        points.push((*tokens as usize, at..at + bytes.len() as u64));
-        at += bytes.len() as u64;
+    for state in states {
+        state.write_to(model.identity, &mut out)?;
+        let end = out.stream_position()?;
+        points.push((state.tokens(), at..end));
+        at = end;
     }
-    out.sync_all()?;
+    out.rewind()?;
+    out.write_all(&header(binding, tokens, &lengths(&|i| points[i].1.end - points[i].1.start)))?;
+    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
     fs::rename(&temporary, &path)?;
     Ok(SavedFile { path, tokens: tokens.to_vec(), points, bytes: at, used: SystemTime::now() })
 }

@@ -347,6 +347,9 @@ impl Drop for Alive {
 /// How long nothing is asked before conversations are saved.
 const IDLE_BEFORE_SAVING: Duration = Duration::from_secs(2);
 
+/// And how long between two of them.
+const BETWEEN_SAVINGS: Duration = Duration::from_millis(100);
+
 /// A state on disk must save the reading of more tokens than these: loading takes time, too.
 const LOADED_TOKENS_MIN: usize = 16;
 
@@ -405,20 +408,35 @@ impl Running {
 
     /// The next submission; nothing once nobody can submit any more. Meanwhile there is time to save.
     fn wait(&mut self, incoming: &mpsc::Receiver<Submission>) -> Option<Submission> {
-        if self.saved.is_some() && self.prefix.has_unsaved() {
-            match incoming.recv_timeout(IDLE_BEFORE_SAVING) {
+        let mut idle = IDLE_BEFORE_SAVING;
+        while self.saved.is_some() && self.prefix.has_unsaved() {
+            match incoming.recv_timeout(idle) {
                 Ok(submission) => return Some(submission),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(mpsc::RecvTimeoutError::Timeout) => self.save(),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.save_one(),
             }
+            idle = BETWEEN_SAVINGS;
         }
         incoming.recv().ok()
     }
 
-    /// Hands what was not saved to the thread that writes.
+    /// Hands a conversation that was not saved to the thread that writes, if that is done with the last one: what it holds
+    /// cannot be let go of.
+    fn save_one(&mut self) {
+        if let Some(saved) = &mut self.saved
+            && saved.is_free()
+            && let Some(conversation) = self.prefix.unsaved()
+        {
+            saved.write(conversation);
+        }
+    }
+
+    /// All of them, at the end, when nothing more is kept.
     fn save(&mut self) {
         if let Some(saved) = &mut self.saved {
-            self.prefix.unsaved().into_iter().for_each(|conversation| saved.write(conversation));
+            while let Some(conversation) = self.prefix.unsaved() {
+                saved.write(conversation);
+            }
         }
     }
 

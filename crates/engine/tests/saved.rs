@@ -158,6 +158,12 @@ fn foreign_files_are_not_used() {
     // A context that holds less than was saved.
     let small = saving_with(engine("q3-tiny", KvType::F16, 256), options);
     assert_eq!(asked(&small, &prompt[..200], &[]).1.reused_tokens, 0);
+    drop(small);
+    // They were set aside as if they were damaged, and their owners had lost them.
+    assert_eq!(files(folder.path(), "damaged"), Vec::<PathBuf>::new());
+    for name in ["q35-tiny", "q3-tiny"] {
+        assert!(asked(&saving(name, folder.path()), &prompt, &[]).1.reused_tokens >= 290, "{name}");
+    }
 }
 
 /// The budget of the folder holds, the oldest go first, and a conversation that went on has one file.

@@ -130,6 +130,11 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
     let server: Server<ChatModel> = Server::start(listener, settings).map_err(failed)?;
     let service = ServiceLimits { parallel_max: args.parallel, queue_max: args.queue };
     let flags = &["--ctx", "--parallel", "--prefix-cache"];
+    if args.state_dir.is_some() && args.prefix_cache == Some(0) {
+        tracing::warn!(
+            "nothing is saved in --state-dir: with --prefix-cache 0 nothing is kept of conversations"
+        );
+    }
     let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, args.kept(), flags)?;
     if let Some(error) = model.format().template_error() {
         tracing::warn!("conversations cannot be answered, only /v1/completions: {error}");

@@ -132,17 +132,22 @@ fn changes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Vec<Cha
     changes
 }
 
-/// The most bytes for conversations that fit, in whole MiB, of a user who named a number.
-fn fewer_prefixes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Option<Change> {
-    let change = |mib: u64| Change::PrefixBytes(mib << 20);
-    let fits = |mib: u64| fits(&with(wanted, &[change(mib)]));
-    let (mut fitting, mut not) =
-        (0, wanted.prefix_bytes.filter(|&bytes| bytes > 0 && fits(0))?.div_ceil(1 << 20));
+/// The most below `not` that fits, or 0; whatever is less than one that fits does, too.
+fn most(mut not: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let mut fitting = 0;
     while not - fitting > 1 {
         let middle = fitting + (not - fitting) / 2;
         *(if fits(middle) { &mut fitting } else { &mut not }) = middle;
     }
-    Some(change(fitting))
+    fitting
+}
+
+/// The most bytes for conversations that fit, in whole MiB, of a user who named a number.
+fn fewer_prefixes(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Option<Change> {
+    let change = |mib: u64| Change::PrefixBytes(mib << 20);
+    let fits = |mib: u64| fits(&with(wanted, &[change(mib)]));
+    let wanted_bytes = wanted.prefix_bytes.filter(|&bytes| bytes > 0 && fits(0))?;
+    Some(change(most(wanted_bytes.div_ceil(1 << 20), fits)))
 }
 
 /// The longest context that fits after `changes`, of a user who named one.
@@ -160,11 +165,7 @@ fn shorter_context(
 
 fn fewer_sequences(wanted: &PlanOptions, fits: &dyn Fn(&PlanOptions) -> bool) -> Option<Change> {
     let fits = |sequences| fits(&with(wanted, &[Change::Sequences(sequences)]));
-    let (mut fitting, mut not) = (0, wanted.sequences);
-    while not - fitting > 1 {
-        let middle = fitting + (not - fitting) / 2;
-        *(if fits(middle) { &mut fitting } else { &mut not }) = middle;
-    }
+    let fitting = most(wanted.sequences as u64, |n| fits(n as usize)) as usize;
     (fitting > 0).then_some(Change::Sequences(fitting))
 }
 

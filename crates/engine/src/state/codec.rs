@@ -1,5 +1,6 @@
 //! States as bytes.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use kernels::{NUMERICS, PARTITION_CELLS};
@@ -17,44 +18,55 @@ pub struct ModelIdentity(pub u64);
 impl State {
     /// The whole state: committed tokens only, so no span is open.
     pub fn to_bytes(&self, identity: ModelIdentity) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.bytes() + 4096);
+        self.write_to(identity, &mut out).expect("memory takes what is written");
+        out
+    }
+
+    /// Writes what [`State::to_bytes`] makes, without a copy of it in memory.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub(crate) fn write_to(&self, identity: ModelIdentity, out: &mut dyn Write) -> io::Result<()> {
         assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
         assert!(!self.lost, "the state was lost in a pass that failed");
-        let mut out = Vec::with_capacity(self.bytes() + 4096);
-        out.extend_from_slice(MAGIC);
+        let mut out = Checked { out, hash: crc32fast::Hasher::new() };
+        out.put(MAGIC)?;
         for number in [VERSION, NUMERICS] {
-            out.extend_from_slice(&number.to_le_bytes());
+            out.put(&number.to_le_bytes())?;
         }
-        out.extend_from_slice(&identity.0.to_le_bytes());
-        out.extend_from_slice(&kv_code(self.layout.kv));
-        out.extend_from_slice(&layout_hash(&self.layout).to_le_bytes());
-        put_u64(&mut out, self.tokens as u64);
-        out.extend_from_slice(&i64::from(self.next_position).to_le_bytes());
-        put_u64(&mut out, self.positions_first as u64);
-        put_u64(&mut out, self.positions.len() as u64);
+        out.put(&identity.0.to_le_bytes())?;
+        out.put(&kv_code(self.layout.kv))?;
+        out.put(&layout_hash(&self.layout).to_le_bytes())?;
+        out.put_u64(self.tokens as u64)?;
+        out.put(&i64::from(self.next_position).to_le_bytes())?;
+        out.put_u64(self.positions_first as u64)?;
+        out.put_u64(self.positions.len() as u64)?;
         for value in self.positions.iter().flatten() {
-            out.extend_from_slice(&value.to_le_bytes());
+            out.put(&value.to_le_bytes())?;
         }
         for block in &self.blocks[..self.blocks_used()] {
-            out.extend_from_slice(block.as_bytes());
+            out.put(block.as_bytes())?;
         }
         for raw in &self.raw_keys {
-            put_floats(&mut out, raw);
+            out.put_floats(raw)?;
         }
         for delta in &self.delta {
-            put_floats(&mut out, &delta.matrices);
-            put_u64(&mut out, delta.pending.rows as u64);
+            out.put_floats(&delta.matrices)?;
+            out.put_u64(delta.pending.rows as u64)?;
             let PendingRows { k, v, decay, beta, .. } = &delta.pending;
-            [k, v, decay, beta].into_iter().for_each(|part| put_floats(&mut out, part));
+            for part in [k, v, decay, beta] {
+                out.put_floats(part)?;
+            }
         }
         for tail in self.tails.iter().chain(&self.ngram_tail) {
-            put_floats(&mut out, tail.values());
+            out.put_floats(tail.values())?;
         }
         for token in &self.ngram_history {
-            out.extend_from_slice(&token.to_le_bytes());
+            out.put(&token.to_le_bytes())?;
         }
-        let checksum = crc32fast::hash(&out);
-        out.extend_from_slice(&checksum.to_le_bytes());
-        out
+        let checksum = out.hash.finalize();
+        out.out.write_all(&checksum.to_le_bytes())
     }
 
     /// Reads what [`State::to_bytes`] wrote for the same model.
@@ -107,16 +119,35 @@ impl State {
 }
 
 fn no_memory(_: StepError) -> StateError {
-    StateError::Damaged("no memory for it")
+    StateError::NoMemory
 }
 
-fn put_u64(out: &mut Vec<u8>, value: u64) {
-    out.extend_from_slice(&value.to_le_bytes());
+/// What passes through is in a checksum.
+struct Checked<'a> {
+    out: &'a mut dyn Write,
+    hash: crc32fast::Hasher,
 }
 
-fn put_floats(out: &mut Vec<u8>, values: &[f32]) {
-    put_u64(out, values.len() as u64);
-    out.extend_from_slice(sys::cast::bytes_of(values));
+impl Checked<'_> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.update(bytes);
+        self.out.write_all(bytes)
+    }
+
+    fn put_u64(&mut self, value: u64) -> io::Result<()> {
+        self.put(&value.to_le_bytes())
+    }
+
+    fn put_floats(&mut self, values: &[f32]) -> io::Result<()> {
+        self.put_u64(values.len() as u64)?;
+        self.put(sys::cast::bytes_of(values))
+    }
+}
+
+/// What a state is bound to, in one number: another one means that no state from there can be loaded here.
+pub(crate) fn binding(layout: &StateLayout, identity: ModelIdentity) -> u64 {
+    let numbers = [u64::from(VERSION), u64::from(NUMERICS), identity.0, layout_hash(layout)];
+    crate::model::fnv1a(sys::cast::bytes_of(&numbers))
 }
 
 /// Name of the KV format, padded with spaces.

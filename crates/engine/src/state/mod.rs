@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 pub use cells::{AttentionCells, CellArray, CellBlock, CellFormat, IndexerCells, KvType};
 pub use codec::ModelIdentity;
+pub(crate) use codec::binding;
 pub use pool::KvPool;
 pub use recurrent::{DeltaState, PendingRows, Tail};
 

@@ -17,8 +17,8 @@ const SCORE_LINES: usize = PARTITION_CELLS / LINE;
 /// Lines of widened cells: half of a first-level cache.
 const CHUNK_LINES: usize = 256;
 /// So many queries read cells often enough that widening half precision once, into the cache, is less work than widening
-/// it with every load: where few units convert (an Intel core has one and a half beside two that multiply) prompts gain a
-/// quarter, elsewhere a tenth. With fewer it costs as much as it gains.
+/// it with every load: prompts gain a quarter with AVX-512 and a tenth with AVX2 (on a Xeon; `cargo bench --bench attention`).
+/// With fewer it costs as much as it gains.
 const QUERIES_MANY: usize = 16;
 /// Most queries of a tile of scores.
 const TILE_QUERIES_MAX: usize = 4;
