@@ -38,20 +38,6 @@ pub(crate) fn work(
     count.parts
 }
 
-/// How many times as many experts `sequences` tokens choose as one does, if each chooses by chance: those that no other
-/// has chosen count.
-pub(crate) fn distinct_experts(spec: &ModelSpec, sequences: usize) -> f64 {
-    let routed = spec.layers.iter().find_map(|layer| match &layer.feed_forward {
-        FeedForward::Experts(experts) => Some(experts),
-        FeedForward::Dense(_) => None,
-    });
-    routed.map_or(1.0, |experts| {
-        let share = experts.used as f64 / experts.experts as f64;
-        let missed = (0..sequences).fold(1.0, |missed, _| missed * (1.0 - share));
-        (1.0 - missed) / share
-    })
-}
-
 struct Count<'a> {
     bytes_of: &'a dyn Fn(TensorId) -> usize,
     parts: BTreeMap<Part, Work>,

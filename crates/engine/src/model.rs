@@ -141,15 +141,12 @@ impl Model {
     }
 
     /// What each part of a step costs that has a token of each of `sequences`, each behind `cells` others: of weights what
-    /// one token reads, and as many more experts as chance would choose; of everything else so many times what one does.
+    /// one token reads, of everything else so many times what one does. Which experts several tokens share is up to the router;
+    /// [`crate::stage::Stage::take_touched`] has counted them.
     pub fn step_work(&self, sequences: usize, cells: usize) -> BTreeMap<Part, Work> {
-        let distinct = accounting::distinct_experts(&self.spec, sequences);
         let mut parts =
             accounting::work(&self.spec, self.layout.kv, cells, &|id| self.weights.held_bytes(id));
-        for (part, work) in &mut parts {
-            if *part == Part::Experts {
-                work.weight_bytes = (work.weight_bytes as f64 * distinct).round() as usize;
-            }
+        for work in parts.values_mut() {
             work.state_bytes *= sequences;
             work.products *= sequences;
         }

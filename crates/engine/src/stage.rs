@@ -28,6 +28,18 @@ pub struct Stage<B = Cpu> {
     mover: Option<Mover>,
     /// Present where the time of each part is wanted.
     times: Option<PartTimes>,
+    touched: Touched,
+}
+
+/// Routed experts that windows touched: each once in a window and layer, however many of its rows chose it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Windows.
+    pub windows: u64,
+    /// Experts, over all windows and layers.
+    pub experts: u64,
+    /// Bytes of their matrices.
+    pub bytes: u64,
 }
 
 /// How long the parts of passes took.
@@ -85,12 +97,26 @@ impl<B: Backend> Stage<B> {
     pub fn new(model: Arc<Model>, backend: B) -> Stage<B> {
         let trunk = Buffers::new(&model.trunk.buffers);
         let draft = model.draft.as_ref().map(|graph| Buffers::new(&graph.buffers));
-        Stage { model, backend, trunk, draft, failed: Vec::new(), mover: None, times: None }
+        Stage {
+            model,
+            backend,
+            trunk,
+            draft,
+            failed: Vec::new(),
+            mover: None,
+            times: None,
+            touched: Touched::default(),
+        }
     }
 
     /// Has the time of each part of the trunk's passes taken from now on; what was taken before is answered.
     pub fn time_parts(&mut self) -> PartTimes {
         self.times.replace(PartTimes::new()).unwrap_or_default()
+    }
+
+    /// What passes through the trunk touched since this was asked for last.
+    pub fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
     }
 
     /// Has the matrices moved into huge pages, in the background and once a pass through the trunk is done: what makes later
@@ -147,7 +173,7 @@ impl<B: Backend> Stage<B> {
         let (graph, layout) = (&self.model.trunk, &self.model.layout);
         let buffers = &mut self.trunk;
         assert!(states.iter().all(|s| s.layout() == layout), "states that are not of this model's trunk");
-        let watch = Watch { taps, times: self.times.as_mut() };
+        let watch = Watch { taps, times: self.times.as_mut(), touched: Some(&mut self.touched) };
         self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, watch)?;
         if let Some(mover) = &mut self.mover {
             mover.begin();
@@ -173,7 +199,7 @@ impl<B: Backend> Stage<B> {
             states.iter().all(|s| s.layout() == layout),
             "states that are not of this model's draft layer"
         );
-        let watch = Watch { taps, times: None };
+        let watch = Watch { taps, times: None, touched: None };
         self.failed = run(&self.model, graph, &mut self.backend, buffers, window, states, watch)?;
         Ok(output(graph, buffers, &self.failed))
     }
@@ -187,6 +213,7 @@ fn output<'a>(graph: &Graph, buffers: &'a Buffers, failed: &'a [Failure]) -> Out
 struct Watch<'a, 'b> {
     taps: Option<TapSink<'a>>,
     times: Option<&'b mut PartTimes>,
+    touched: Option<&'b mut Touched>,
 }
 
 impl Watch<'_, '_> {
@@ -272,12 +299,20 @@ fn run_segments<'a, B: Backend>(
     for segment in &graph.segments {
         watch.segment(segment, backend, buffers, pass)?;
         if let Some(layer) = segment.experts_of {
-            pass.experts =
-                Some(model.experts.acquire(layer, pass.routing.groups.iter().map(|group| group.0)));
+            let acquired = model.experts.acquire(layer, pass.routing.groups.iter().map(|group| group.0));
+            if let Some(touched) = &mut watch.touched {
+                let (experts, bytes) = acquired.counts();
+                touched.experts += experts as u64;
+                touched.bytes += bytes as u64;
+            }
+            pass.experts = Some(acquired);
             // Growing would lose what lies in memory that other buffers share.
             assert!(pass.routing.len() <= buffers.rows_of(Domain::Assignments));
             buffers.set_rows(Domain::Assignments, pass.routing.len())?;
         }
+    }
+    if let Some(touched) = &mut watch.touched {
+        touched.windows += 1;
     }
     match model.weights.damaged() {
         Some(path) => Err(StepError::FileDamaged { path: path.to_owned() }),

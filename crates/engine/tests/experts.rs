@@ -5,9 +5,11 @@ mod support;
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::experts::{PARTS_MAX, Role};
+use engine::experts::{LayerExperts, PARTS_MAX, Role};
 use engine::models::TensorId;
+use engine::stage::Touched;
 use engine::state::KvType;
+use engine::window::{Outputs, Window};
 use engine::{Engine, EngineConfig, LoadError, LoadOptions, Loading, Model};
 use support::*;
 
@@ -207,4 +209,37 @@ fn a_file_cut_while_it_is_read_is_an_error_that_names_it() {
     assert!(matches!(&error, LoadError::Read(read) if read.path == path), "{error}");
     let text = error.to_string();
     assert!(text.contains("model.gguf: ") && text.contains("the file was cut"), "{text}");
+}
+
+/// `bench` counted experts of several sequences as if chosen by chance: what windows touched is the union of their rows' choices.
+#[test]
+fn experts_of_a_window_are_counted_once() {
+    for name in ["q3moe-tiny", "q35moe-tiny", "q4e-tiny", "llama-tiny"] {
+        let model = load(&f32_model(name), Loading::Mapped);
+        let mut stage = stage_of(&model, 1, None);
+        let mut states: Vec<_> = (0..3).map(|_| model.new_state().unwrap()).collect();
+        let mut window = Window::default();
+        for (i, tokens) in [&[1, 2, 3][..], &[7], &[9, 9]].into_iter().enumerate() {
+            window.push_tokens(i, tokens, 0, Outputs::Last);
+        }
+        let mut union = 0;
+        let mut states: Vec<_> = states.iter_mut().collect();
+        let mut tap = |name: &str, _: usize, values: &[f32]| {
+            if name.ends_with(".moe.ids") {
+                let mut ids: Vec<u32> = values.iter().map(|&id| id as u32).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                union += ids.len() as u64;
+            }
+        };
+        stage.run(&window, &mut states, Some(&mut tap)).unwrap();
+        let touched = stage.take_touched();
+        assert_eq!((touched.windows, touched.experts), (1, union), "{name}");
+        let layers = model.experts.layers();
+        let one =
+            |layer: &LayerExperts| layer.parts.iter().map(|part| part.range(0).len() as u64).sum::<u64>();
+        let equal = layers.iter().all(|layer| one(layer) == one(&layers[0]));
+        assert!(equal && touched.bytes == union * layers.first().map_or(0, one), "{name}: {touched:?}");
+        assert_eq!(stage.take_touched(), Touched::default(), "counted anew");
+    }
 }

@@ -66,6 +66,11 @@ impl ExpertStore {
 }
 
 impl<'a> Acquired<'a> {
+    /// How many experts are held, and their bytes.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.experts.len(), self.experts.iter().flatten().map(|part| part.len()).sum())
+    }
+
     /// A matrix of the expert that was asked for as number `index`: its part of the stacked tensor `tensor`.
     pub fn rows(&self, tensor: TensorId, index: usize) -> WeightRows<'a> {
         let at = self.layer.parts.iter().position(|part| part.tensor == tensor);

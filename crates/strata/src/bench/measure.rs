@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use engine::memory::CHUNK_TOKENS;
-use engine::stage::PartTimes;
+use engine::stage::{PartTimes, Touched};
 use engine::window::Outputs;
 use engine::{Engine, KvType, State, StepError, Window};
 use sys::bandwidth::read_bandwidth;
@@ -96,6 +96,8 @@ pub struct Taken {
     pub seconds: f64,
     /// Of the parts of all passes; empty where they were not wanted.
     pub parts: PartTimes,
+    /// Routed experts that were read.
+    pub touched: Touched,
 }
 
 impl Bench {
@@ -182,11 +184,13 @@ impl Bench {
         if self.parts {
             self.engine.stage_mut().time_parts();
         }
+        self.engine.stage_mut().take_touched();
         let start = Instant::now();
         run(self)?;
         let seconds = start.elapsed().as_secs_f64();
+        let touched = self.engine.stage_mut().take_touched();
         let parts = if self.parts { self.engine.stage_mut().time_parts() } else { PartTimes::new() };
-        Ok(Taken { seconds, parts })
+        Ok(Taken { seconds, parts, touched })
     }
 
     /// Filled states that share at most a block: several sequences read as much as they would in earnest.

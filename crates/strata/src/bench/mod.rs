@@ -33,8 +33,9 @@ Examples:
 Each round measures what the machine can do, then reads each prompt, then writes after each depth. Medians of all rounds
 are printed. Writing is bound by the bytes it reads (of weights, and of the state that lies before), so their rate is put
 against the bandwidth measured in the same round; reading is bound by multiplications, which are put against the int8
-multiply-adds measured in the same round. Experts of several sequences are counted as if chosen by chance. With --parts the
-time of each part of the model is put against the same bounds; taking it costs about a hundredth of the speed of small models.
+multiply-adds measured in the same round. Of routed experts those count that the router chose, once in a step of several
+sequences; a column says how many these were. With --parts the time of each part of the model is put against the same bounds;
+taking it costs about a hundredth of the speed of small models.
 
 A peer takes turns with strata in every round and is measured in the same tests, on the same file and as many threads;
 behind its figure stands how many times as fast strata is. It is one of

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use engine::graph::Part;
-use engine::stage::PartTimes;
+use engine::stage::{PartTimes, Touched};
 use engine::{Model, Work};
 use serde_json::{Value, json};
 
@@ -15,6 +15,10 @@ use super::peer::Peer;
 use crate::output::plain;
 
 const GIGA: f64 = 1e9;
+
+/// Head and width of the column of routed experts.
+const EXPERTS: &str = "experts a step";
+const EXPERTS_WIDTH: usize = 20;
 
 /// Figures of all rounds.
 pub struct Report {
@@ -32,6 +36,8 @@ struct Line {
     rounds: Vec<(f64, Limits)>,
     /// Of each round: how long the parts of the model took; nothing where that was not wanted.
     parts: Vec<PartTimes>,
+    /// Routed experts that were read in a round: the same ones in every round.
+    touched: Touched,
     /// For each peer: tokens per second of each round.
     peers: Vec<Vec<f64>>,
 }
@@ -61,6 +67,7 @@ impl Report {
                 group,
                 rounds: Vec::new(),
                 parts: Vec::new(),
+                touched: Touched::default(),
                 peers: vec![Vec::new(); peers.len()],
             })
         });
@@ -73,6 +80,7 @@ impl Report {
         let line = self.line(test);
         line.rounds.push((taken.seconds, *limits));
         line.parts.push(taken.parts);
+        line.touched = taken.touched;
         self.limits.push(*limits);
     }
 
@@ -154,6 +162,13 @@ impl Report {
                 "rounds": rates,
             })
         };
+        if let Test::Write { sequences, .. } = line.test {
+            value["bytes_per_step"] = (work * sequences as f64).into();
+        }
+        if let Some((experts, bytes)) = line.experts() {
+            value["experts_per_step"] = experts.into();
+            value["expert_bytes_per_step"] = bytes.into();
+        }
         value["tokens_per_second"] = rate.into();
         value["rounds"] = line.rounds.iter().map(round).collect();
         let parts = line.part_lines(bench);
@@ -182,8 +197,14 @@ impl Report {
         let width = names.iter().map(String::len).max().unwrap_or(0);
         let header: String =
             (1..=self.peers.len()).map(|number| format!("{:>20}", format!("[{number}]"))).collect();
+        let with_experts = self.lines.iter().any(|line| line.experts().is_some());
         if !self.lines.is_empty() {
-            writeln!(out, "{:width$}  {:>9}  {:>12}  {:>8}{header}", "", "tok/s", "work", "of bound")?;
+            let experts = if with_experts { format!("  {EXPERTS:>EXPERTS_WIDTH$}") } else { String::new() };
+            writeln!(
+                out,
+                "{:width$}  {:>9}  {:>12}  {:>8}{experts}{header}",
+                "", "tok/s", "work", "of bound"
+            )?;
         }
         for (line, name) in self.lines.iter().zip(&names) {
             let figures = line.figures(bench);
@@ -191,6 +212,12 @@ impl Report {
             let work = format!("{:.2} {unit}", figures.work_rate / GIGA);
             let (rate, percent) = (figures.rate, figures.fraction * 100.0);
             write!(out, "{name:width$}  {rate:>9.2}  {work:>12}  {percent:>6.1} %")?;
+            if with_experts {
+                let experts = line
+                    .experts()
+                    .map_or("-".into(), |(experts, bytes)| format!("{experts:.1} = {:.3} GB", bytes / GIGA));
+                write!(out, "  {experts:>EXPERTS_WIDTH$}")?;
+            }
             for rates in &line.peers {
                 let cell = line.ratio(rates).map_or("-".into(), |ratio| {
                     format!("{:.2} ({ratio:.2}x)", median(rates.iter().copied()))
@@ -224,7 +251,8 @@ impl Line {
         let (work, limit): (f64, fn(&Limits) -> f64) = match self.test {
             Test::Prompt { .. } => (model.layer_products() as f64, |limits| limits.products),
             Test::Write { tokens, depth, sequences } => {
-                let bytes: usize = step_work(model, tokens, depth, sequences).values().map(bytes).sum();
+                let work = self.step_work(model, tokens, depth, sequences);
+                let bytes: usize = work.values().map(bytes).sum();
                 (bytes as f64 / sequences as f64, |limits| limits.bandwidth)
             }
         };
@@ -233,13 +261,36 @@ impl Line {
         Figures { rate, work, work_rate: rate * work, fraction: median(fractions) }
     }
 
+    /// Of a step in the middle of what is written, which stands for all of them; with the experts that were read, each once in a
+    /// step, however many of its sequences chose it.
+    fn step_work(
+        &self,
+        model: &Model,
+        tokens: usize,
+        depth: usize,
+        sequences: usize,
+    ) -> BTreeMap<Part, Work> {
+        let mut work = model.step_work(sequences, depth + 1 + tokens / 2);
+        if let (Some(experts), Some((_, bytes))) = (work.get_mut(&Part::Experts), self.experts()) {
+            experts.weight_bytes = bytes.round() as usize;
+        }
+        work
+    }
+
+    /// Routed experts of a step of what is written, over all layers, and their bytes; nothing where there are none.
+    fn experts(&self) -> Option<(f64, f64)> {
+        let Touched { windows, experts, bytes } = self.touched;
+        let writes = matches!(self.test, Test::Write { .. });
+        (writes && experts > 0).then(|| (experts as f64 / windows as f64, bytes as f64 / windows as f64))
+    }
+
     /// The parts of the model, each with its median over all rounds.
     fn part_lines(&self, bench: &Bench) -> Vec<PartLine> {
         let model = bench.engine.model();
         let (work, per_token): (BTreeMap<Part, Work>, f64) = match self.test {
             Test::Prompt { .. } => (model.step_work(1, 0), 1.0),
             Test::Write { tokens, depth, sequences } => {
-                (step_work(model, tokens, depth, sequences), 1.0 / sequences as f64)
+                (self.step_work(model, tokens, depth, sequences), 1.0 / sequences as f64)
             }
         };
         let line = |part: Part| {
@@ -279,11 +330,6 @@ impl Line {
 
 fn bytes(work: &Work) -> usize {
     work.weight_bytes + work.state_bytes
-}
-
-/// Of a step in the middle of what is written, which stands for all of them.
-fn step_work(model: &Model, tokens: usize, depth: usize, sequences: usize) -> BTreeMap<Part, Work> {
-    model.step_work(sequences, depth + 1 + tokens / 2)
 }
 
 /// The middle value; of an even number, the upper one of the middle.
