@@ -2,6 +2,7 @@
 //! back into whole characters, and the chat template that turns messages into a prompt.
 #![forbid(unsafe_code)]
 
+mod attribution;
 mod constraint;
 mod decoder;
 mod error;

@@ -3,7 +3,10 @@
 mod support;
 
 use engine::backend::scratch_bytes;
-use engine::memory::{Machine, PartKind, Place, Plan, PlanOptions, Refusal, Shapes, plan};
+use engine::memory::{
+    Machine, PartKind, Place, Plan, PlanOptions, Refusal, SEQUENCES_DEFAULT, SEQUENCES_DEFAULT_MAX, Shapes,
+    plan, plan_sequences,
+};
 use engine::state::KvType;
 use engine::window::{Outputs, Window};
 use engine::{LoadOptions, Loading, Model, State};
@@ -110,6 +113,38 @@ fn more_memory_never_gives_a_shorter_context() {
             assert_eq!(before, shapes.context_tokens);
         }
     }
+}
+
+/// `serve` had 4 whatever the machine: refused on a small one, and waiting on a large one.
+#[test]
+fn a_server_has_as_many_sequences_as_there_is_memory_for() {
+    for (i, shapes) in [large(), shapes("q4e-tiny"), shapes("q35-tiny")].iter().enumerate() {
+        let mut random = Random::new(i as u64);
+        for _ in 0..20 {
+            let options = any_options(&mut random, 4000);
+            let (mut before, mut context) = (0, 0);
+            for step in 0..300u64 {
+                let machine = Machine::invented(2 * step * step * MIB);
+                let one = plan(shapes, &machine, &PlanOptions { sequences: 1, ..options.clone() });
+                let Ok(planned) = plan_sequences(shapes, &machine, &options) else {
+                    assert!(one.is_err(), "one would fit");
+                    continue;
+                };
+                let sequences = planned.options.sequences;
+                assert!(planned.bytes() <= machine.available_bytes, "{planned}");
+                assert_eq!(PlanOptions { sequences, ..options.clone() }, planned.options);
+                assert!((1..=SEQUENCES_DEFAULT_MAX).contains(&sequences) && sequences >= before, "{planned}");
+                assert!(sequences <= SEQUENCES_DEFAULT || planned.context_tokens >= context, "{planned}");
+                (before, context) = (sequences, planned.context_tokens);
+            }
+            assert_eq!(before, SEQUENCES_DEFAULT_MAX, "{options:?}");
+        }
+    }
+    // The most tokens of one sequence rather than several that are too short for a conversation.
+    let shapes = large();
+    let tight = plan_sequences(&shapes, &Machine::invented(5 * GIB), &PlanOptions::default()).unwrap();
+    assert!(tight.options.sequences < SEQUENCES_DEFAULT, "{tight}");
+    assert!(tight.to_string().contains("at once"), "{tight}");
 }
 
 #[test]

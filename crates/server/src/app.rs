@@ -233,6 +233,7 @@ async fn take<M: Model>(
     let (parts, body) = request.into_parts();
     let body = shared.bodies.read(&parts.headers, body).await?;
     let (defaults, fit_tokens_max) = (shared.sampling(), shared.settings.fit_tokens_max);
+    let keep_attribution = shared.settings.keep_attribution;
     let taken = spawn_blocking(move || {
         let mut asked = match endpoint {
             Endpoint::Chat => openai::chat::parse(&body.bytes, &defaults)?,
@@ -242,6 +243,9 @@ async fn take<M: Model>(
         // Of the date in a prompt the zone matters little, and the standard library knows none but this.
         asked.request.local_time_s = Some(now_s() as i64);
         asked.request.fit_tokens_max |= fit_tokens_max;
+        if !keep_attribution {
+            asked.request.leave_out_attribution();
+        }
         let answer = model.generate(asked.request).map_err(Taken::Refused)?;
         Ok((answer, asked.stream, asked.stream_usage))
     });

@@ -17,6 +17,9 @@ pub struct Settings {
     pub seed: Option<u64>,
     /// Whether a request for more tokens than the context holds gets as many as it does; else it is refused.
     pub fit_tokens_max: bool,
+    /// Whether the line that a coding agent begins its instructions with, other in every request, stays in the prompt; see
+    /// [`chat::ChatRequest::leave_out_attribution`].
+    pub keep_attribution: bool,
     /// What one client, or all of them, can take.
     pub limits: Limits,
 }

@@ -36,9 +36,9 @@ pub struct PlanArgs {
     /// How keys and values are cached, f32, f16, int8, k8v4 or q4
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = parse::kv_type)]
     pub kv: KvType,
-    /// Sequences in memory at once
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse::in_range(1..=parse::SEQUENCES_MAX))]
-    pub parallel: usize,
+    /// Sequences in memory at once [default: as many as `strata serve` would have; `strata run` has one]
+    #[arg(long, value_name = "N", value_parser = parse::in_range(1..=parse::SEQUENCES_MAX))]
+    pub parallel: Option<usize>,
     /// Most rows of one pass
     #[arg(long, value_name = "N", default_value_t = engine::memory::CHUNK_TOKENS, value_parser = parse::in_range(1..=parse::CHUNK_MAX))]
     pub chunk: usize,
@@ -72,13 +72,17 @@ pub fn plan(args: &PlanArgs) -> Result<(), Error> {
     let options = PlanOptions {
         context_tokens: args.ctx,
         kv: args.kv,
-        sequences: args.parallel,
+        sequences: args.parallel.unwrap_or(1),
         chunk_tokens: args.chunk,
         prefix_bytes: args.prefix_cache,
         loading: args.weights,
         ..PlanOptions::default()
     };
-    let plan = memory::plan(&shapes, &machine, &options).map_err(|refusal| Error::DoesNotFit {
+    let plan = match args.parallel {
+        Some(_) => memory::plan(&shapes, &machine, &options),
+        None => memory::plan_sequences(&shapes, &machine, &options),
+    };
+    let plan = plan.map_err(|refusal| Error::DoesNotFit {
         path: path(),
         refusal,
         flags: &["--ctx", "--parallel", "--chunk", "--prefix-cache"],
@@ -116,6 +120,7 @@ fn object(plan: &Plan) -> serde_json::Value {
         "context_reason": plan.context_reason,
         "kv": plan.options.kv.name(),
         "parallel": plan.options.sequences,
+        "parallel_reason": plan.sequences_reason,
         "chunk_tokens": plan.options.chunk_tokens,
         "weights": plan.loading.name(),
     })

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chat::{ChatFormat, ChatModel};
-use engine::memory::{self, Machine, PlanOptions, Shapes};
+use engine::memory::{self, Machine, Plan, PlanOptions, Refusal, Shapes};
 use engine::{Engine, EngineConfig, LoadError, Loading, SavedOptions, Service, ServiceLimits};
 use gguf::{Metadata, ModelFile};
 
@@ -27,12 +27,26 @@ pub fn engine(
     wanted: PlanOptions,
     flags: &'static [&'static str],
 ) -> Result<Engine, Error> {
+    Ok(planned(model, compute, &memory::plan, wanted, flags)?.0)
+}
+
+/// What decides where everything goes.
+type Planner<'a> = &'a dyn Fn(&Shapes, &Machine, &PlanOptions) -> Result<Plan, Box<Refusal>>;
+
+/// [`engine`] with a plan by `planner`, and how many sequences it has.
+fn planned(
+    model: &ModelArgs,
+    compute: &ComputeArgs,
+    planner: Planner<'_>,
+    wanted: PlanOptions,
+    flags: &'static [&'static str],
+) -> Result<(Engine, usize), Error> {
     let path = model.path()?;
     let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
     let file = file(model)?;
     let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
     let options = PlanOptions { kv: compute.kv.unwrap_or(wanted.kv), loading: compute.weights, ..wanted };
-    let plan = memory::plan(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
+    let plan = planner(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
         path: path.clone(),
         refusal,
         flags,
@@ -57,7 +71,7 @@ pub fn engine(
     for warning in &engine.model().spec.warnings {
         tracing::warn!("{warning}");
     }
-    Ok(engine)
+    Ok((engine, plan.options.sequences))
 }
 
 /// Loads the model, with a bar where its bytes are read and a spinner where they are mapped.
@@ -106,18 +120,29 @@ pub struct Kept {
     pub saved: Option<SavedOptions>,
 }
 
+/// How many are answered and how many wait.
+pub struct Places {
+    /// Most at the same time; as many as the plan has memory for if absent.
+    pub parallel_max: Option<usize>,
+    /// Most that wait.
+    pub queue_max: usize,
+}
+
 /// A model that answers conversations, its engine on a thread of its own.
 pub fn chat_model(
     model: &ModelArgs,
     compute: &ComputeArgs,
     context_tokens: Option<usize>,
-    limits: ServiceLimits,
+    places: Places,
     kept: Kept,
     flags: &'static [&'static str],
 ) -> Result<ChatModel, Error> {
-    let (sequences, prefix_bytes) = (limits.parallel_max, kept.prefix_bytes);
+    let Places { parallel_max, queue_max } = places;
+    let (sequences, prefix_bytes) = (parallel_max.unwrap_or(1), kept.prefix_bytes);
     let wanted = PlanOptions { context_tokens, sequences, prefix_bytes, ..PlanOptions::default() };
-    let engine = engine(model, compute, wanted, flags)?;
+    let planner: Planner<'_> = if parallel_max.is_some() { &memory::plan } else { &memory::plan_sequences };
+    let (engine, parallel_max) = planned(model, compute, planner, wanted, flags)?;
+    let limits = ServiceLimits { parallel_max, queue_max };
     let service = match kept.saved {
         None => Service::start(engine, limits).map_err(|source| Error::Io {
             action: "start",

@@ -4,13 +4,13 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use chat::{ChatEnd, ChatEvent, ChatRequest, Finish, Message, Prompt, Role, Thinking};
-use engine::{Ended, ServiceLimits};
+use engine::Ended;
 use serde_json::json;
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
-use crate::prepare::{self, Kept};
+use crate::prepare::{self, Kept, Places};
 use crate::progress::Progress;
 
 /// The arguments of `strata run`.
@@ -67,7 +67,7 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs) -> Result<(), Error> {
     let prompt = prepare::text_argument(&args.prompt)?;
     let start = Instant::now();
-    let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
+    let alone = Places { parallel_max: Some(1), queue_max: 0 };
     let chat = prepare::chat_model(
         &args.model,
         &args.compute,

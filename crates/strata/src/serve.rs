@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chat::ChatModel;
-use engine::{SavedOptions, ServiceLimits};
+use engine::SavedOptions;
 use server::{Limits, Listener, Server, Settings};
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
-use crate::prepare::{self, Kept};
+use crate::prepare::{self, Kept, Places};
 
 /// The arguments of `strata serve`.
 #[derive(Debug, clap::Args)]
@@ -43,9 +43,10 @@ pub struct ServeArgs {
     /// Answer only requests that bring this key
     #[arg(long, value_name = "KEY", value_parser = key)]
     pub api_key: Option<String>,
-    /// Most requests that are answered at the same time; each has a context of its own
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse::in_range(1..=PARALLEL_MAX))]
-    pub parallel: usize,
+    /// Most requests that are answered at the same time; each has a context of its own [default: 4, or up to 16 where the machine
+    /// has memory to spare, or fewer where 4 do not fit; `strata plan` says how many]
+    #[arg(long, value_name = "N", value_parser = parse::in_range(1..=PARALLEL_MAX))]
+    pub parallel: Option<usize>,
     /// Most requests that wait for their turn; further ones are told to come back later
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = parse::in_range(0..=QUEUE_MAX))]
     pub queue: usize,
@@ -64,6 +65,10 @@ pub struct ServeArgs {
     /// refusing it
     #[arg(long)]
     pub fit_max_tokens: bool,
+    /// Leave the line in the prompt that Claude Code begins its instructions with (x-anthropic-billing-header: ...). It is other in
+    /// every request, so that all that comes behind it would be read again every time, and is left out unless this is given
+    #[arg(long)]
+    pub keep_attribution: bool,
     /// Most bytes of conversations that are kept, so that what was read is not read again, with K, M, G or T for powers of
     /// 1024; 0 keeps none [default: what the machine can spare]
     #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
@@ -123,19 +128,20 @@ pub fn serve(args: &ServeArgs) -> Result<(), Error> {
         sampling: args.sampling.sampling(0),
         seed: args.sampling.seed,
         fit_tokens_max: args.fit_max_tokens,
+        keep_attribution: args.keep_attribution,
         limits,
     };
     let failed = |source| Error::Io { action: "start", what: "the server".into(), source };
     // It answers, with nothing but that it is loading, while the model is: whoever waits for it can tell.
     let server: Server<ChatModel> = Server::start(listener, settings).map_err(failed)?;
-    let service = ServiceLimits { parallel_max: args.parallel, queue_max: args.queue };
+    let places = Places { parallel_max: args.parallel, queue_max: args.queue };
     let flags = &["--ctx", "--parallel", "--prefix-cache"];
     if args.state_dir.is_some() && args.prefix_cache == Some(0) {
         tracing::warn!(
             "nothing is saved in --state-dir: with --prefix-cache 0 nothing is kept of conversations"
         );
     }
-    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, service, args.kept(), flags)?;
+    let model = prepare::chat_model(&args.model, &args.compute, args.ctx, places, args.kept(), flags)?;
     if let Some(error) = model.format().template_error() {
         tracing::warn!("conversations cannot be answered, only /v1/completions: {error}");
     }

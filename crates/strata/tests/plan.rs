@@ -23,7 +23,7 @@ fn every_part_is_listed_with_its_reason_and_they_add_up() {
             let name = part["name"].as_str().expect("a name");
             assert!(text.stdout.contains(name) && part["reason"].as_str().is_some_and(|r| !r.is_empty()));
         }
-        for words in ["total", "available: ", "context", "tokens"] {
+        for words in ["total", "available: ", "context", "tokens", "at once", "sequences"] {
             assert!(text.stdout.contains(words), "{words:?} in {}", text.stdout);
         }
     }
@@ -73,7 +73,7 @@ fn settings_change_what_they_should() {
             .map(|part| part["bytes"].as_u64().expect("bytes"))
             .sum()
     };
-    let base = plan(&[]);
+    let base = plan(&["--parallel", "1"]);
     assert_eq!(base["kv"], "f16");
     let weights = |memory: &str, how: &str| {
         let plan = plan(&["--memory", memory, "--weights", how]);
@@ -84,12 +84,16 @@ fn settings_change_what_they_should() {
     assert_eq!(["moved", "mapped", "read"].map(|how| weights("100G", how)), ["moved", "mapped", "read"]);
     // Moving needs a GiB to spare.
     assert_eq!(["moved", "mapped"].map(|how| weights("1G", how)), ["mapped", "mapped"]);
-    let cells = ["f32", "f16", "int8", "k8v4", "q4"].map(|kv| bytes(&plan(&["--kv", kv]), "KV cells"));
+    let cells = ["f32", "f16", "int8", "k8v4", "q4"]
+        .map(|kv| bytes(&plan(&["--parallel", "1", "--kv", kv]), "KV cells"));
     assert!(cells.is_sorted_by(|more, less| more > less), "{cells:?}");
     assert_eq!(cells[1], bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--parallel", "3"]), "KV cells") > 2 * bytes(&base, "KV cells"));
     assert!(bytes(&plan(&["--chunk", "64"]), "scratch buffers") < bytes(&base, "scratch buffers") / 2);
-    let read = plan(&["--weights", "read"]);
+    let sequences = |memory: &str| plan(&["--memory", memory])["parallel"].as_u64().expect("a number");
+    assert_eq!(plan(&["--parallel", "3"])["parallel"], 3);
+    assert!(sequences("1G") < 4 && sequences("100G") == 16, "as many as fit, and no more than are of use");
+    let read = plan(&["--parallel", "1", "--weights", "read"]);
     assert!(read["process_bytes"].as_u64() > base["process_bytes"].as_u64());
     assert_eq!(read["cached_bytes"], 0);
 }

@@ -154,6 +154,42 @@ fn what_the_engine_would_refuse_is_refused() {
     assert_eq!(serving.stop().0, Some(0));
 }
 
+/// A coding agent's line that is other in every request had all of its instructions read again. And where prompts part is told.
+#[test]
+fn what_agents_change_is_left_out_and_where_prompts_part_is_told() {
+    let ask = |serving: &Serving, checksum: &str, question: &str| {
+        let line =
+            format!("x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={checksum};");
+        let messages = json!([
+            {"role": "system", "content": format!("{line}\n\nsesame is a seed")},
+            {"role": "user", "content": question},
+        ]);
+        let (status, answer) =
+            serving.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}));
+        assert_eq!(status, 200, "{answer}");
+        let usage = &answer["usage"];
+        (usage["prompt_tokens"].as_u64(), usage["prompt_tokens_details"]["cached_tokens"].as_u64())
+    };
+    let serving = Serving::start("info");
+    let (tokens, _) = ask(&serving, "71fea", "why");
+    let tokens = tokens.expect("a number");
+    assert_eq!(ask(&serving, "00a1b", "why"), (Some(tokens), Some(tokens - 1)));
+    let (_, reused) = ask(&serving, "2c3d4", "how");
+    let (_, log) = serving.stop();
+    let told: Vec<_> = log.lines().filter(|line| line.starts_with("info: a prompt of ")).collect();
+    assert_eq!(told.len(), 2, "nothing is known when the first one comes: {log}");
+    assert!(told[0].ends_with(&format!("the nearest known one, of {tokens} tokens, has all of it")), "{log}");
+    let parting = format!("parts from it at token {}, in message 1 of ", reused.expect("a number"));
+    assert!(told[1].contains(&parting), "{parting:?} in {log}");
+    assert!(!log.contains("sesame"), "{log}");
+    let serving = Serving::start_with(&["--keep-attribution"]);
+    let (longer, _) = ask(&serving, "71fea", "why");
+    assert!(longer > Some(tokens + 20), "{longer:?} of {tokens}");
+    let (_, reused) = ask(&serving, "00a1b", "why");
+    assert!(reused < Some(tokens), "{reused:?}");
+    serving.stop();
+}
+
 /// One line for each request, with figures and without words.
 #[test]
 fn requests_are_logged_without_what_they_say() {

@@ -99,6 +99,12 @@ impl Default for PlanOptions {
 /// buffers.
 pub const CHUNK_TOKENS: usize = 512;
 
+/// Sequences of a server whose user named no number: a person with a few programs. All of them may be of full length.
+pub const SEQUENCES_DEFAULT: usize = 4;
+
+/// And the most where there is memory: beyond it each of them is slow, and waiting for a turn takes less time.
+pub const SEQUENCES_DEFAULT_MAX: usize = 16;
+
 /// Where a context that nobody asked for begins to take memory from weights that every token reads. A shorter one is
 /// of no use to a conversation; a longer one would make all of it slow.
 pub const CONTEXT_UNCONTESTED_TOKENS: usize = 4096;
@@ -126,6 +132,8 @@ pub struct Plan {
     pub context_tokens: usize,
     /// Why so many.
     pub context_reason: String,
+    /// Why there are as many sequences as there are.
+    pub sequences_reason: String,
     /// The machine.
     pub machine: Machine,
     /// Everything that takes memory.
@@ -146,6 +154,64 @@ pub struct Plan {
 pub fn plan(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Plan, Box<Refusal>> {
     place(shapes, machine, options)
         .map_err(|needed| Box::new(refusal::refuse(shapes, machine, options, needed)))
+}
+
+/// [`plan`] for a server whose user named no number of sequences, whatever `options` says of it.
+///
+/// [`SEQUENCES_DEFAULT`], fewer where these do not fit or take what makes a context useful; and where all weights fit into memory, more
+/// of them, up to [`SEQUENCES_DEFAULT_MAX`], within half of what is left then: the other half is for conversations.
+///
+/// # Errors
+/// As [`plan`], of one sequence.
+pub fn plan_sequences(
+    shapes: &Shapes,
+    machine: &Machine,
+    options: &PlanOptions,
+) -> Result<Plan, Box<Refusal>> {
+    let with = |sequences| PlanOptions { sequences, ..options.clone() };
+    let useful = shapes.context_tokens.min(CONTEXT_UNCONTESTED_TOKENS);
+    for sequences in (1..=SEQUENCES_DEFAULT).rev() {
+        let Ok(mut plan) = place(shapes, machine, &with(sequences)) else { continue };
+        if sequences > 1 && options.context_tokens.is_none() && plan.context_tokens < useful {
+            continue;
+        }
+        if sequences < SEQUENCES_DEFAULT {
+            plan.sequences_reason = "as many as fit".to_owned();
+            return Ok(plan);
+        }
+        let more = more_sequences(shapes, machine, options, &plan);
+        let larger = PlanOptions { context_tokens: Some(plan.context_tokens), ..with(more) };
+        if more > SEQUENCES_DEFAULT
+            && let Ok(larger) = place(shapes, machine, &larger)
+        {
+            let options = with(more);
+            plan = Plan { options, context_reason: plan.context_reason, ..larger };
+        }
+        plan.sequences_reason = match more {
+            SEQUENCES_DEFAULT => "as always, where memory is left for no more of them",
+            SEQUENCES_DEFAULT_MAX => "the most that are planned unasked",
+            _ => "as many as half of the memory holds that weights leave",
+        }
+        .to_owned();
+        return Ok(plan);
+    }
+    plan(shapes, machine, &with(1))
+}
+
+/// How many sequences of the context of `plan`, which is of [`SEQUENCES_DEFAULT`], memory can be spared for.
+fn more_sequences(shapes: &Shapes, machine: &Machine, options: &PlanOptions, plan: &Plan) -> usize {
+    let process = |sequences| {
+        let options = PlanOptions { sequences, ..options.clone() };
+        process_bytes(&parts::parts(shapes, &options, plan.context_tokens))
+    };
+    let least = process(SEQUENCES_DEFAULT);
+    let taken = least
+        .saturating_add(parts::mapped_bytes(&plan.parts))
+        .saturating_add(move_margin(machine))
+        .saturating_add(options.prefix_bytes.unwrap_or(0));
+    let room = machine.available_bytes.saturating_sub(taken) / 2;
+    let mut more = (SEQUENCES_DEFAULT + 1..=SEQUENCES_DEFAULT_MAX).rev();
+    more.find(|&sequences| process(sequences) - least <= room).unwrap_or(SEQUENCES_DEFAULT)
 }
 
 /// [`plan`] without advice: the bytes that are needed are the error.
@@ -177,6 +243,7 @@ fn place(shapes: &Shapes, machine: &Machine, options: &PlanOptions) -> Result<Pl
         options,
         context_tokens,
         context_reason,
+        sequences_reason: "as asked for".to_owned(),
         machine,
         parts,
         prefix_bytes,

@@ -23,6 +23,13 @@ pub(super) fn bytes_text_apart(a: u64, b: u64) -> (String, String) {
     if a != b && short.0 == short.1 { (format!("{a} bytes"), format!("{b} bytes")) } else { short }
 }
 
+fn sequences_text(sequences: usize) -> String {
+    match sequences {
+        1 => "1 sequence".to_owned(),
+        n => format!("{n} sequences"),
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in &self.parts {
@@ -51,6 +58,13 @@ impl fmt::Display for Plan {
             "context",
             format!("{} tokens", self.context_tokens),
             self.context_reason
+        )?;
+        writeln!(
+            f,
+            "{:<16} {:>12}  {}",
+            "at once",
+            sequences_text(self.options.sequences),
+            self.sequences_reason
         )?;
         if self.reread_bytes_per_token > 0 {
             writeln!(

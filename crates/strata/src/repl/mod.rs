@@ -6,14 +6,13 @@ mod conversation;
 mod input;
 
 use chat::{ChatModel, ChatRequest, Prompt, Thinking};
-use engine::ServiceLimits;
 
 use tokio::signal::unix::Signal;
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, parse};
 use crate::error::Error;
 use crate::output::{self, Output};
-use crate::prepare::{self, Kept};
+use crate::prepare::{self, Kept, Places};
 use answer::Told;
 use command::Command;
 pub use command::WrongCommand;
@@ -65,7 +64,7 @@ pub struct ChatArgs {
 /// Those of loading and of the streams. What goes wrong with one message is told, and the conversation goes on; in a pipe
 /// it ends the program, since nobody is there to react.
 pub fn chat(args: &ChatArgs) -> Result<(), Error> {
-    let alone = ServiceLimits { parallel_max: 1, queue_max: 0 };
+    let alone = Places { parallel_max: Some(1), queue_max: 0 };
     let model =
         prepare::chat_model(&args.model, &args.compute, args.ctx, alone, Kept::default(), &["--ctx"])?;
     if let Some(error) = model.format().template_error() {
