@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gguf::ModelFile;
 use kernels::Isa;
@@ -9,6 +10,7 @@ use kernels::Isa;
 use crate::backend::Cpu;
 use crate::error::{LoadError, StepError};
 use crate::model::{LoadOptions, Model};
+use crate::pace::Pace;
 use crate::request::{EndReason, RequestEvent};
 use crate::scheduler;
 use crate::sequence::Sequence;
@@ -34,6 +36,7 @@ pub struct EngineConfig {
 pub struct Engine {
     stage: Stage<Cpu>,
     chunk_tokens: usize,
+    pace: Pace,
     vocabulary: usize,
 }
 
@@ -63,7 +66,8 @@ impl Engine {
         if config.load.loading == Loading::Moved {
             stage.move_weights(config.load.promised_bytes);
         }
-        Ok(Engine { stage, chunk_tokens: config.chunk_tokens.max(1), vocabulary })
+        let chunk_tokens = config.chunk_tokens.max(1);
+        Ok(Engine { stage, chunk_tokens, pace: Pace::new(chunk_tokens), vocabulary })
     }
 
     /// See [`Stage::settle_weights`].
@@ -120,8 +124,13 @@ impl Engine {
             return;
         }
         let pending: Vec<usize> = sequences.iter().map(|sequence| sequence.pending().len()).collect();
+        let left: Vec<usize> = sequences.iter().map(|sequence| sequence.left()).collect();
         let most: Vec<usize> = sequences.iter().map(|sequence| sequence.rows_max()).collect();
-        let rows = scheduler::rows(&pending, &most, self.chunk_tokens);
+        let writing = pending.iter().filter(|&&tokens| tokens == 1).count();
+        let to_read: usize =
+            pending.iter().zip(&most).filter(|&(&tokens, _)| tokens > 1).map(|(_, &most)| most).sum();
+        let prompt_rows = self.pace.prompt_rows(writing, to_read);
+        let rows = scheduler::rows(&pending, &left, &most, prompt_rows);
         let members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] > 0).collect();
         let result = loop {
             match self.run_rows(sequences, &members, &rows, emit) {
@@ -130,7 +139,10 @@ impl Engine {
             }
         };
         match result {
-            Ok(()) => {}
+            Ok(took) => {
+                let read = rows.iter().sum::<usize>() - writing;
+                self.pace.took(writing, read, took.as_secs_f64());
+            }
             // No state was touched: those that find room alone go on alone.
             Err(StepError::OutOfMemory { .. }) if members.len() > 1 => {
                 for &member in &members {
@@ -149,14 +161,14 @@ impl Engine {
         }
     }
 
-    /// Computes `rows[i]` pending tokens of each sequence `i` among `members`.
+    /// Computes `rows[i]` pending tokens of each sequence `i` among `members`; answers with how long the pass took.
     fn run_rows(
         &mut self,
         sequences: &mut [&mut Sequence],
         members: &[usize],
         rows: &[usize],
         emit: &mut dyn FnMut(usize, RequestEvent),
-    ) -> Result<(), StepError> {
+    ) -> Result<Duration, StepError> {
         let mut window = Window::default();
         for (state, &member) in members.iter().enumerate() {
             let sequence = &sequences[member];
@@ -174,7 +186,9 @@ impl Engine {
             .filter(|(i, _)| members.contains(i))
             .map(|(_, sequence)| sequence.state_mut())
             .collect();
+        let began = Instant::now();
         let output = self.stage.run(&window, &mut states, None)?;
+        let took = began.elapsed();
         for failure in output.failed {
             sequences[members[failure.state]].end(EndReason::Failed(failure.error.clone().into()));
         }
@@ -192,6 +206,6 @@ impl Engine {
                 emit(member, RequestEvent::Token(token));
             }
         }
-        Ok(())
+        Ok(took)
     }
 }

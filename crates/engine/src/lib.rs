@@ -18,6 +18,7 @@ pub mod inventory;
 pub mod memory;
 pub mod model;
 pub mod models;
+mod pace;
 pub mod policy;
 mod prefix;
 mod request;

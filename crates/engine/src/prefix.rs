@@ -51,6 +51,13 @@ impl Point {
     }
 }
 
+/// How far a point of a branch goes into a prompt.
+struct Reach {
+    tokens: usize,
+    point: usize,
+    branch: usize,
+}
+
 /// What a cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixCounts {
@@ -91,6 +98,32 @@ impl PrefixCache {
     /// A state that has read the longest beginning of `prompt` there is, short of its last token, whose row gives the
     /// first logits. It is the caller's own.
     pub fn find(&mut self, prompt: &[u32]) -> Option<State> {
+        let Reach { tokens, point, branch } = self.reach(prompt)?;
+        self.clock += 1;
+        let points = &mut self.branches[branch].points;
+        // What a conversation began with is in use as long as the conversation is.
+        points[..=point].iter_mut().for_each(|point| point.used = self.clock);
+        let mut state = State::clone(&points[point].state);
+        if state.tokens() > tokens {
+            state.cut(tokens);
+        }
+        Some(state)
+    }
+
+    /// How many tokens [`PrefixCache::find`] would answer with.
+    pub fn known(&self, prompt: &[u32]) -> usize {
+        self.reach(prompt).map_or(0, |reach| reach.tokens)
+    }
+
+    /// The conversation that has most in common with `prompt`, whether it has a state there or not: how many tokens, and how
+    /// many it has itself.
+    pub fn nearest(&self, prompt: &[u32]) -> Option<(usize, usize)> {
+        let nearest =
+            self.branches.iter().map(|branch| (common_prefix(&branch.tokens, prompt), branch.tokens.len()));
+        nearest.max_by_key(|&(common, _)| common)
+    }
+
+    fn reach(&self, prompt: &[u32]) -> Option<Reach> {
         let most = prompt.len().checked_sub(1)?;
         let reach = |branch: &Branch| {
             let common = common_prefix(&branch.tokens, prompt).min(most);
@@ -102,20 +135,14 @@ impl PrefixCache {
                 (None, None) => None,
             }
         };
-        let reached = self.branches.iter().enumerate().filter_map(|(at, branch)| Some((reach(branch)?, at)));
+        let reached = self.branches.iter().enumerate().filter_map(|(branch, of)| {
+            let (tokens, point) = reach(of)?;
+            Some(Reach { tokens, point, branch })
+        });
         // The longest; among equals one that needs no cut, then the latest.
-        let ((tokens, point), branch) = reached.max_by_key(|&((tokens, point), branch)| {
+        reached.max_by_key(|&Reach { tokens, point, branch }| {
             (tokens, self.branches[branch].points[point].tokens() == tokens, branch)
-        })?;
-        self.clock += 1;
-        let points = &mut self.branches[branch].points;
-        // What a conversation began with is in use as long as the conversation is.
-        points[..=point].iter_mut().for_each(|point| point.used = self.clock);
-        let mut state = State::clone(&points[point].state);
-        if state.tokens() > tokens {
-            state.cut(tokens);
-        }
-        Some(state)
+        })
     }
 
     /// Keeps a state that has read `tokens`.
@@ -270,7 +297,7 @@ const POINT_BYTES: usize = 1024;
 const DISTANCE_TOKENS: usize = 2048;
 
 /// Fewer tokens than these are read again as quickly as a pass is made for them alone.
-const STOP_TOKENS_MIN: usize = 16;
+pub(crate) const STOP_TOKENS_MIN: usize = 16;
 
 /// Rows at the end of a prompt without messages that come after its last point: the same prompt may be asked again.
 const LAST_ROWS: usize = 4;

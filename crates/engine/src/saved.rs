@@ -183,26 +183,35 @@ impl Saved {
         });
     }
 
+    /// How many tokens a state that [`Saved::find`] answers with would have read.
+    pub fn known(&self, prompt: &[u32]) -> usize {
+        self.reach(prompt).map_or(0, |(tokens, ..)| tokens)
+    }
+
+    /// The most tokens of `prompt`, short of its last one, that a state on disk has read; its file and its point there.
+    fn reach(&self, prompt: &[u32]) -> Option<(usize, usize, usize)> {
+        let most = prompt.len().checked_sub(1)?;
+        let context_tokens = self.model.layout.context_tokens;
+        let reached = self.files.iter().enumerate().filter_map(|(at, file)| {
+            let common = common_prefix(&file.tokens, prompt).min(most);
+            let usable = file.points.iter().rposition(|(tokens, _)| *tokens <= common);
+            let cut = self.model.layout.can_be_cut().then(|| usable.map_or(0, |point| point + 1));
+            let loadable = |&(tokens, _): &(usize, _)| tokens <= context_tokens;
+            let cut = cut.filter(|&point| common > 0 && file.points.get(point).is_some_and(loadable));
+            match (cut, usable) {
+                (Some(point), _) => Some((common, at, point)),
+                (None, Some(point)) => Some((file.points[point].0, at, point)),
+                (None, None) => None,
+            }
+        });
+        reached.max_by_key(|&(tokens, ..)| tokens)
+    }
+
     /// A state that has read more of `prompt`, short of its last token, than the `known` tokens of another one.
     pub fn find(&mut self, prompt: &[u32], known: usize) -> Option<State> {
         self.settle();
-        let most = prompt.len().checked_sub(1)?;
-        let context_tokens = self.model.layout.context_tokens;
         loop {
-            let reached = self.files.iter().enumerate().filter_map(|(at, file)| {
-                let common = common_prefix(&file.tokens, prompt).min(most);
-                let usable = file.points.iter().rposition(|(tokens, _)| *tokens <= common);
-                let cut = self.model.layout.can_be_cut().then(|| usable.map_or(0, |point| point + 1));
-                let loadable = |&(tokens, _): &(usize, _)| tokens <= context_tokens;
-                let cut = cut.filter(|&point| common > 0 && file.points.get(point).is_some_and(loadable));
-                match (cut, usable) {
-                    (Some(point), _) => Some((common, at, point)),
-                    (None, Some(point)) => Some((file.points[point].0, at, point)),
-                    (None, None) => None,
-                }
-            });
-            let (tokens, at, point) =
-                reached.max_by_key(|&(tokens, ..)| tokens).filter(|&(n, ..)| n > known)?;
+            let (tokens, at, point) = self.reach(prompt).filter(|&(tokens, ..)| tokens > known)?;
             match self.load(at, point) {
                 Ok(state) if state.tokens() == tokens => return Some(state),
                 Ok(mut state) if state.can_be_cut() && state.tokens() > tokens => {

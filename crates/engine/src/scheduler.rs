@@ -1,25 +1,26 @@
 //! Which rows the next window has.
 
-/// How many of each sequence's `pending` tokens go into the next window, at most `most` of them, at least 1, and `rows_max`
-/// rows in all, or as many as there are sequences where these are more. The sequences are in the order they were admitted in.
+/// How many of each sequence's `pending` tokens go into the next window, at most `most` of them, at least 1, and
+/// `prompt_rows` rows of prompts in all. The sequences are in the order they were admitted in; `left` tokens of each are to be
+/// read until it is of use to somebody.
 ///
-/// Sequences that write, whose one pending token waits for its row, come first: a prompt that is read beside them makes
-/// them slower and never stops them. Half of the rows that are left, one at least, are the oldest prompt's, so that every
+/// Sequences that write have the row of their one pending token in every window: a prompt that is read beside them makes
+/// them slower and never stops them. Half of the rows for prompts, one at least, are the oldest prompt's, so that every
 /// prompt is read in the end, whatever comes after it. The other half goes to those that have least left to read: a short
 /// prompt does not wait for a long one.
-pub(crate) fn rows(pending: &[usize], most: &[usize], rows_max: usize) -> Vec<usize> {
+pub(crate) fn rows(pending: &[usize], left: &[usize], most: &[usize], prompt_rows: usize) -> Vec<usize> {
     assert!(most.iter().all(|&tokens| tokens > 0), "a sequence without a pending token");
     let mut rows: Vec<usize> = pending.iter().map(|&tokens| usize::from(tokens == 1)).collect();
     let mut prompts: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] == 0).collect();
     let Some(&oldest) = prompts.first() else { return rows };
-    let mut left = rows_max.saturating_sub(rows.len() - prompts.len()).max(1);
-    rows[oldest] = most[oldest].min(left.div_ceil(2));
-    left -= rows[oldest];
-    prompts.sort_by_key(|&i| pending[i] - rows[i]);
+    let mut free = prompt_rows;
+    rows[oldest] = most[oldest].min(free.div_ceil(2));
+    free -= rows[oldest];
+    prompts.sort_by_key(|&i| left[i].saturating_sub(rows[i]));
     for i in prompts {
-        let more = (most[i] - rows[i]).min(left);
+        let more = (most[i] - rows[i]).min(free);
         rows[i] += more;
-        left -= more;
+        free -= more;
     }
     rows
 }
@@ -27,15 +28,34 @@ pub(crate) fn rows(pending: &[usize], most: &[usize], rows_max: usize) -> Vec<us
 #[cfg(test)]
 mod tests {
     fn rows(pending: &[usize], rows_max: usize) -> Vec<usize> {
-        super::rows(pending, pending, rows_max)
+        let writing = pending.iter().filter(|&&tokens| tokens == 1).count();
+        super::rows(pending, pending, pending, rows_max.saturating_sub(writing).max(1))
+    }
+
+    #[test]
+    fn a_window_can_be_of_those_that_write_alone() {
+        assert_eq!(super::rows(&[1000, 1, 3, 1], &[1000, 1, 3, 1], &[1000, 1, 3, 1], 0), [0, 1, 0, 1]);
+    }
+
+    /// Six requests waited for the beginning that they shared with a prompt of 20,000 tokens, and it was read at half speed.
+    #[test]
+    fn what_others_wait_for_is_as_short_as_what_they_wait_for() {
+        assert_eq!(
+            super::rows(&[9000, 20_000, 600], &[9000, 500, 600], &[9000, 20_000, 600], 512),
+            [256, 256, 0]
+        );
+        assert_eq!(
+            super::rows(&[9000, 20_000, 600], &[9000, 900, 600], &[9000, 20_000, 600], 512),
+            [256, 0, 256]
+        );
     }
 
     /// A prompt that pauses for its state to be kept is no shorter for it.
     #[test]
     fn a_prompt_pauses_where_it_must() {
-        assert_eq!(super::rows(&[1000], &[100], 512), [100]);
-        assert_eq!(super::rows(&[1000, 300], &[900, 1], 512), [511, 1]);
-        assert_eq!(super::rows(&[1000, 300, 500], &[1000, 300, 20], 512), [256, 256, 0]);
+        assert_eq!(super::rows(&[1000], &[1000], &[100], 512), [100]);
+        assert_eq!(super::rows(&[1000, 300], &[1000, 300], &[900, 1], 512), [511, 1]);
+        assert_eq!(super::rows(&[1000, 300, 500], &[1000, 300, 500], &[1000, 300, 20], 512), [256, 256, 0]);
     }
 
     #[test]

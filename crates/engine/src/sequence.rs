@@ -59,6 +59,20 @@ impl ValidRequest {
     pub fn prompt_tokens(&self) -> usize {
         self.prompt.len()
     }
+
+    /// The message that a token of the prompt is in, from 0, and how many there are.
+    pub fn message_of(&self, token: usize) -> (usize, usize) {
+        (self.message_ends.partition_point(|&end| end <= token), self.message_ends.len() + 1)
+    }
+}
+
+/// Tokens that a sequence has in common with a prompt, as far as its state is of use for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    /// Those that it has read.
+    pub now: usize,
+    /// Those that it will have read.
+    pub later: usize,
 }
 
 /// An admitted request.
@@ -70,6 +84,8 @@ pub(crate) struct Sequence {
     reused_tokens: usize,
     /// Numbers of tokens after which its state is to be kept, the next one last.
     stops: Vec<usize>,
+    /// The number of tokens at which a request that has not begun goes on from its state, the next one if there are several.
+    awaited: Option<usize>,
     tokens_max: usize,
     state: State,
     sampler: Sampler,
@@ -100,6 +116,7 @@ impl Sequence {
             prompt_tokens,
             reused_tokens,
             stops,
+            awaited: None,
             tokens: prompt,
             tokens_max,
             state,
@@ -130,6 +147,53 @@ impl Sequence {
     /// Keeps nothing before it ends.
     pub fn keep_nothing(&mut self) {
         self.stops.clear();
+    }
+
+    /// How many tokens of `prompt`, short of its last one, a copy of its state can have read: now, and once it has read that far
+    /// itself.
+    pub fn shared(&self, prompt: &[u32]) -> Shared {
+        let common = prefix::common_prefix(&self.tokens, prompt).min(prompt.len() - 1);
+        let read = self.state.tokens();
+        if self.state.can_be_cut() {
+            return Shared { now: read.min(common), later: common };
+        }
+        if read > common {
+            return Shared { now: 0, later: 0 };
+        }
+        // It pauses where they part, but for a few tokens that are not worth another pause.
+        let stop = self.stops.iter().copied().find(|&stop| stop <= common).unwrap_or(read);
+        let later = if common - stop < prefix::STOP_TOKENS_MIN { stop } else { common };
+        Shared { now: read, later }
+    }
+
+    /// A copy of its state after `tokens` tokens, which are no more than [`Shared::now`].
+    pub fn copy(&self, tokens: usize) -> State {
+        let mut state = self.state.clone();
+        if state.tokens() > tokens {
+            state.cut(tokens);
+        }
+        state
+    }
+
+    /// Has it be there, if only for a moment, when it has read so many tokens, which are [`Shared::later`]: somebody waits for it.
+    pub fn await_at(&mut self, tokens: usize) {
+        assert!(tokens > self.state.tokens() && tokens <= self.prompt_tokens, "nothing to wait for");
+        self.awaited = Some(self.awaited.map_or(tokens, |awaited| awaited.min(tokens)));
+        if !self.state.can_be_cut()
+            && let Err(place) = self.stops.binary_search_by(|stop| tokens.cmp(stop))
+        {
+            self.stops.insert(place, tokens);
+        }
+    }
+
+    /// Nobody waits for it.
+    pub fn await_nothing(&mut self) {
+        self.awaited = None;
+    }
+
+    /// Tokens that are left to read until it is of use to somebody: to its caller, or to a request that waits for it.
+    pub fn left(&self) -> usize {
+        self.awaited.map_or(self.pending().len(), |awaited| awaited - self.state.tokens())
     }
 
     /// Tokens whose rows are not computed yet, at least one.

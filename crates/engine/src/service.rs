@@ -94,12 +94,14 @@ struct Submission {
     caller: Caller,
     submitted: Instant,
     place: Place,
+    /// It has begun to wait for what a running sequence reads.
+    waits: bool,
 }
 
 impl Submission {
     /// Ends it before its turn came.
     fn end(self, reason: EndReason) {
-        let Submission { request, caller, submitted, place } = self;
+        let Submission { request, caller, submitted, place, .. } = self;
         drop(place);
         caller.tell(RequestEvent::Ended(unread(reason, request.prompt_tokens(), submitted.elapsed())));
     }
@@ -298,7 +300,7 @@ impl Service {
         let (submitted, prompt_tokens) = (Instant::now(), request.prompt_tokens());
         let cancelled = Arc::new(AtomicBool::new(false));
         let caller = Caller { events, cancelled: cancelled.clone() };
-        let submission = Submission { request, caller, submitted, place };
+        let submission = Submission { request, caller, submitted, place, waits: false };
         let submissions = self.submissions.as_ref().expect("present until dropped");
         submissions.send(submission).map_err(|_| SubmitError::Stopped)?;
         let unended = Progress {
@@ -352,6 +354,14 @@ const BETWEEN_SAVINGS: Duration = Duration::from_millis(100);
 
 /// A state on disk must save the reading of more tokens than these: loading takes time, too.
 const LOADED_TOKENS_MIN: usize = 16;
+
+/// And a copy of a running sequence's state than what is kept: both sides write to blocks of their own then.
+const COPIED_TOKENS_MIN: usize = 16;
+
+/// A request waits for what another one reads where that saves it the reading of so many tokens. Fewer are read beside the other's
+/// in about the time of a window, and up to one window is what waiting may cost: the rest of its prompt is read after the
+/// common beginning in place of beside it.
+const AWAITED_TOKENS_MIN: usize = 64;
 
 /// What the engine's thread owns.
 struct Running {
@@ -440,14 +450,38 @@ impl Running {
         }
     }
 
-    /// A state that has read as much of the prompt as any, in memory or on disk.
+    /// A state that has read as much of the prompt as any: kept in memory, of a sequence that runs, or on disk.
     fn state(&mut self, prompt: &[u32]) -> Result<State, StepError> {
         let kept = self.prefix.find(prompt);
-        let known = kept.as_ref().map_or(0, State::tokens) + LOADED_TOKENS_MIN;
-        match self.saved.as_mut().and_then(|saved| saved.find(prompt, known)).or(kept) {
+        let known = kept.as_ref().map_or(0, State::tokens);
+        let live = self.running.iter().map(|member| (member.sequence.shared(prompt).now, member));
+        let live = live.max_by_key(|(now, _)| *now).filter(|(now, _)| *now >= known + COPIED_TOKENS_MIN);
+        let known = live.as_ref().map_or(known, |(now, _)| *now) + LOADED_TOKENS_MIN;
+        if let Some(state) = self.saved.as_mut().and_then(|saved| saved.find(prompt, known)) {
+            return Ok(state);
+        }
+        match live.map(|(now, member)| member.sequence.copy(now)).or(kept) {
             Some(state) => Ok(state),
             None => self.engine.model().new_state(),
         }
+    }
+
+    /// A running sequence that is just reading what this prompt begins with, and how far: where going on from there saves
+    /// `tokens_min` or more of what would have to be read now, and the other one has no more left until then.
+    fn leader(&self, prompt: &[u32], tokens_min: usize) -> Option<(usize, usize)> {
+        let mut known = None;
+        let leaders = self.running.iter().enumerate().filter_map(|(at, Member { sequence, .. })| {
+            let (read, later) = (sequence.read_tokens(), sequence.shared(prompt).later);
+            if !sequence.is_reading() || later < read + tokens_min {
+                return None;
+            }
+            let known = *known.get_or_insert_with(|| {
+                let saved = self.saved.as_ref().map_or(0, |saved| saved.known(prompt));
+                self.prefix.known(prompt).max(saved)
+            });
+            (known <= read).then_some((later, read, at))
+        });
+        leaders.max().map(|(later, _, at)| (at, later))
     }
 
     /// Ends those that have had enough before their turn came.
@@ -460,29 +494,64 @@ impl Running {
         }
     }
 
+    /// Gives places to those that came first. Who waits for what a running sequence reads has its place, and no state yet; this
+    /// is decided anew before every window, so that when the other one has read it, or ended before, nobody needs to say so.
     fn admit(&mut self) {
-        while self.running.len() < self.limits.parallel_max {
-            let Some(Submission { request, caller, submitted, place }) = self.waiting.pop_front() else {
-                return;
-            };
-            let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
-            match self.state(request.prompt()) {
-                Ok(state) => {
-                    let mut sequence = Sequence::new(request, state, queue_time);
-                    if self.prefix.is_off() {
-                        sequence.keep_nothing();
-                    }
-                    caller.tell(RequestEvent::Admitted { reused_tokens: sequence.reused_tokens() });
-                    self.running.push(Member { sequence, caller, place });
-                    self.shared.running.store(self.running.len(), Ordering::Release);
+        self.running.iter_mut().for_each(|member| member.sequence.await_nothing());
+        let mut at = 0;
+        while at < self.waiting.len() && self.running.len() + at < self.limits.parallel_max {
+            let Submission { request, waits, .. } = &self.waiting[at];
+            // Who has waited so long waits for the rest, too.
+            let tokens_min = if *waits { 1 } else { AWAITED_TOKENS_MIN };
+            if let Some((leader, tokens)) = self.leader(request.prompt(), tokens_min) {
+                self.running[leader].sequence.await_at(tokens);
+                self.waiting[at].waits = true;
+                at += 1;
+                continue;
+            }
+            let submission = self.waiting.remove(at).expect("one that waits");
+            self.begin(submission);
+        }
+        assert!(self.waiting.is_empty() || !self.running.is_empty(), "all wait, and nobody runs");
+    }
+
+    fn begin(&mut self, Submission { request, caller, submitted, place, .. }: Submission) {
+        let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
+        match self.state(request.prompt()) {
+            Ok(state) => {
+                self.tell_parting(&request, state.tokens());
+                let mut sequence = Sequence::new(request, state, queue_time);
+                if self.prefix.is_off() {
+                    sequence.keep_nothing();
                 }
-                Err(error) => {
-                    drop(place);
-                    let reason = EndReason::Failed(error.into());
-                    caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
-                }
+                caller.tell(RequestEvent::Admitted { reused_tokens: sequence.reused_tokens() });
+                self.running.push(Member { sequence, caller, place });
+                self.shared.running.store(self.running.len(), Ordering::Release);
+            }
+            Err(error) => {
+                drop(place);
+                let reason = EndReason::Failed(error.into());
+                caller.tell(RequestEvent::Ended(unread(reason, prompt_tokens, queue_time)));
             }
         }
+    }
+
+    /// Says where a prompt parts from what was read before, for whoever wonders why it is read again. Figures only.
+    fn tell_parting(&self, request: &ValidRequest, reused: usize) {
+        if !tracing::enabled!(tracing::Level::INFO) {
+            return;
+        }
+        let Some((common, known)) = self.prefix.nearest(request.prompt()) else { return };
+        let tokens = request.prompt_tokens();
+        let parting = if common == tokens {
+            "has all of it".to_owned()
+        } else {
+            let (message, messages) = request.message_of(common);
+            format!("parts from it at token {common}, in message {message} of {messages}, counted from 0")
+        };
+        tracing::info!(
+            "a prompt of {tokens} tokens, {reused} of them read before; the nearest known one, of {known} tokens, {parting}"
+        );
     }
 
     fn step(&mut self) {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod conductor;
 pub mod sequences;
 
 use std::collections::BTreeMap;
