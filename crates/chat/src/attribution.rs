@@ -55,7 +55,7 @@ mod tests {
                 let wanted = (role, "You are an agent.\n\nBe brief.".to_owned());
                 assert_eq!(left(&[(role, &text), user]), [wanted, kept.clone()]);
             }
-            assert_eq!(left(&[(role, LINE), user]), [kept.clone()]);
+            assert_eq!(left(&[(role, LINE), user]), std::slice::from_ref(&kept));
         }
     }
 

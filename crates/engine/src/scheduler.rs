@@ -13,7 +13,10 @@ pub(crate) fn rows(pending: &[usize], left: &[usize], most: &[usize], prompt_row
     let mut rows: Vec<usize> = pending.iter().map(|&tokens| usize::from(tokens == 1)).collect();
     let mut prompts: Vec<usize> = (0..rows.len()).filter(|&i| rows[i] == 0).collect();
     let Some(&oldest) = prompts.first() else { return rows };
-    let mut free = prompt_rows;
+    // One that would be read in a window, were it not for a pause in it, is not to wait for as many whole windows as it pauses.
+    let pauses = |&&i: &&usize| most[i] < pending[i] && pending[i] <= prompt_rows / 2;
+    let pausing = prompts.iter().filter(pauses).map(|&i| 2 * most[i]).max();
+    let mut free = pausing.map_or(prompt_rows, |rows| rows.min(prompt_rows));
     rows[oldest] = most[oldest].min(free.div_ceil(2));
     free -= rows[oldest];
     prompts.sort_by_key(|&i| left[i].saturating_sub(rows[i]));
@@ -56,6 +59,16 @@ mod tests {
         assert_eq!(super::rows(&[1000], &[1000], &[100], 512), [100]);
         assert_eq!(super::rows(&[1000, 300], &[1000, 300], &[900, 1], 512), [511, 1]);
         assert_eq!(super::rows(&[1000, 300, 500], &[1000, 300, 500], &[1000, 300, 20], 512), [256, 256, 0]);
+    }
+
+    /// A model with recurrent layers pauses at the ends of messages: a short prompt of two had to wait for three windows full of
+    /// a long one.
+    #[test]
+    fn a_short_prompt_that_pauses_does_not_wait_for_a_long_one_at_every_pause() {
+        let next = |pending: usize, most: usize| {
+            super::rows(&[20_000, pending], &[20_000, pending], &[20_000, most], 512)
+        };
+        assert_eq!([next(104, 16), next(88, 84), next(4, 4)], [[16, 16], [84, 84], [508, 4]]);
     }
 
     #[test]

@@ -308,9 +308,11 @@ fn a_short_prompt_has_its_first_token_in_the_next_window() {
         on_reached.recv().expect("its first token");
         let after = of_long.note(&mut long).read;
         assert!(after < 3000, "{name}: the long one is still read: {before}, {after}");
-        let rows = after - before;
+        // Layers that are recurrent pause before the last four tokens.
+        let paused = if RECURRENT.contains(&name) { 16 } else { 0 };
+        let rows = after - before - paused;
         assert!(
-            (CHUNK_TOKENS / 2..=CHUNK_TOKENS - 20).contains(&rows),
+            (CHUNK_TOKENS / 2..=CHUNK_TOKENS - 4).contains(&rows),
             "{name}: {rows} rows of the long one meanwhile"
         );
         drop(let_go);
