@@ -143,7 +143,7 @@ fn a_server_has_as_many_sequences_as_there_is_memory_for() {
     }
     // The most tokens of one sequence rather than several that are too short for a conversation.
     let shapes = large();
-    let tight = plan_sequences(&shapes, &Machine::invented(5 * GIB), &PlanOptions::default()).unwrap();
+    let tight = plan_sequences(&shapes, &Machine::invented(600 * MIB), &PlanOptions::default()).unwrap();
     assert!(tight.options.sequences < SEQUENCES_DEFAULT, "{tight}");
     assert!(tight.to_string().contains("at once"), "{tight}");
 }
