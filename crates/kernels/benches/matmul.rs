@@ -1,13 +1,14 @@
 //! Speed of products per tensor type and instruction set, on one core: GB/s of weights for one activation row (decode),
 //! GMAC/s for more (prompt). Arguments: names of types; none means all. In brackets the per cent of the bound measured in
-//! the same run: reading memory for one row, multiplying and adding in registers for 512.
+//! the same run: reading memory for one row, multiplying and adding in registers for 512. Rows marked `=` are interleaved.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use gguf::TensorType;
 use kernels::quant::FORMATS;
-use kernels::{Int8Rows, Isa, Kernels, Tile, WeightRows};
+
+use kernels::{Int8Rows, Isa, Kernels, Layout, Tile, WeightRows, can_interleave};
 
 /// Weight rows: with k = 576 and 1536 more than the caches hold for one activation row.
 const COLUMNS: usize = 49_152;
@@ -29,11 +30,14 @@ fn main() {
             bounds.int8,
             bounds.float
         );
-        println!("type         k    GB/s 1 row  (in cache)  GMAC/s: 4      16      64     512 rows");
+        println!("type          k    GB/s 1 row  (in cache)  GMAC/s: 4      16      64     512 rows");
         for &dtype in &types {
             for k in [576, 1536] {
                 if k % dtype.block_values() == 0 {
-                    report(&kernels, &bounds, dtype, k);
+                    report(&kernels, &bounds, dtype, k, Layout::Rows);
+                    if can_interleave(dtype, COLUMNS) {
+                        report(&kernels, &bounds, dtype, k, Layout::Interleaved);
+                    }
                 }
             }
         }
@@ -141,13 +145,13 @@ mod peak {
     }
 }
 
-fn report(kernels: &Kernels, bounds: &Bounds, dtype: TensorType, k: usize) {
+fn report(kernels: &Kernels, bounds: &Bounds, dtype: TensorType, k: usize, layout: Layout) {
     let row_bytes = dtype.row_bytes(k).expect("whole blocks");
     // Scattered bytes, as lookups in grids want them; without bit 2 half-precision scales are finite.
     let scattered = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 20) as u8 & 0xfb;
     let bytes: Vec<u8> = (0..COLUMNS * row_bytes).map(scattered).collect();
     let bench = |columns: usize, rows: usize| {
-        let weights = WeightRows::new(dtype, k, &bytes[..columns * row_bytes]);
+        let weights = WeightRows::laid_out(dtype, k, &bytes[..columns * row_bytes], layout);
         let mut out = vec![0.0f32; columns * rows];
         seconds(kernels, &weights, rows, &mut out)
     };
@@ -157,8 +161,9 @@ fn report(kernels: &Kernels, bounds: &Bounds, dtype: TensorType, k: usize) {
     let [few, more, many, most] = [4, 16, 64, 512].map(gigamacs);
     let peak = if Kernels::takes_float(dtype) { bounds.float } else { bounds.int8 };
     println!(
-        "{:8} {k:5} {from_memory:6.1} ({:3.0} %) {from_cache:10.1}   {few:8.1} {more:8.1} {many:8.1} {most:8.1} ({:3.0} %)",
+        "{:8} {}{k:5} {from_memory:6.1} ({:3.0} %) {from_cache:10.1}   {few:8.1} {more:8.1} {many:8.1} {most:8.1} ({:3.0} %)",
         dtype.name(),
+        if layout == Layout::Rows { ' ' } else { '=' },
         100.0 * from_memory / bounds.gigabytes,
         100.0 * most / peak,
     );

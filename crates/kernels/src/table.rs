@@ -80,6 +80,12 @@ impl<'a> WeightRows<'a> {
         Some(next.get((row - self.rows()) * self.row_bytes..)?.as_ptr())
     }
 
+    /// What is read after these rows, if that is not what lies behind them.
+    pub(crate) fn next_elsewhere(&self) -> Option<&'a [u8]> {
+        let next = self.continued?.next;
+        (next.as_ptr() != self.bytes.as_ptr_range().end).then_some(next)
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.bytes.len() / self.row_bytes

@@ -58,7 +58,7 @@ fn matmul_row<S: Words, Q: Unpack, L: Lie>(
     out: &mut Tile<'_>,
 ) {
     assert!(out.rows() == 1 && weights.rows() == out.columns() && weights.k == x.k);
-    prefetch_rows(s, weights);
+    L::prefetch(s, weights);
     let (mut heads, mut padded) = (Heads::zeroed(s), Vec::new());
     for c in (0..out.columns()).step_by(LANES) {
         Product::new(weights, x, c, &mut padded).one_row::<S, Q, L>(s, row, &mut heads, out);
@@ -78,23 +78,13 @@ fn matmul_rows<S: Words, Q: Unpack>(
     if rows.is_empty() {
         return;
     }
-    prefetch_rows(s, weights);
+    match weights.layout() {
+        Layout::Rows => InRows::prefetch(s, weights),
+        Layout::Interleaved => SideBySide::prefetch(s, weights),
+    }
     let (mut panel, mut padded) = (Panel::zeroed(s), Vec::new());
     for c in (0..out.columns()).step_by(LANES) {
         Product::new(weights, x, c, &mut padded).rows::<S, Q>(s, rows, &mut panel, out);
-    }
-}
-
-/// Asks for the first sixteen rows. Those from the third sixteen on are asked for while earlier ones are read; the second
-/// sixteen are not: asking for both at the start made tiles slower.
-#[inline(always)]
-fn prefetch_rows<S: Simd>(s: S, weights: &WeightRows<'_>) {
-    if weights.asked() {
-        return;
-    }
-    let bytes = weights.slice(0, LANES.min(weights.rows())).bytes;
-    for line in (0..bytes.len()).step_by(64) {
-        s.prefetch(bytes.as_ptr().wrapping_add(line));
     }
 }
 
@@ -234,10 +224,10 @@ impl<'a> Product<'a> {
 
     /// The bytes of `count` groups from `first` on.
     #[inline(always)]
-    fn weights<S: Words, Q: Shape, L: Lie>(&self, first: usize, count: usize) -> L::Source<'a, S> {
+    fn weights<S: Words, Q: Shape, L: Lie>(&self, first: usize, count: usize) -> L::Source<'a, S, Q> {
         let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
         let (at, len) = (first / block_groups * Q::BLOCK_BYTES, count / block_groups * Q::BLOCK_BYTES);
-        L::source(self.bytes, self.row_bytes, at, len, self.later)
+        L::source::<S, Q>(self.bytes, self.row_bytes, at, len, self.later)
     }
 
     /// `count` groups of an activation row from `first` on.

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::hint::black_box;
+use std::marker::PhantomData;
 
 use gguf::TensorType;
 
@@ -14,13 +15,17 @@ use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, offset};
 use super::packed::{Packed, chain_scales};
 use super::simd::Simd;
 use crate::GROUP_VALUES;
+use crate::interleave::place;
 use crate::quant::codebooks::IQ4_NL_VALUES;
 use crate::quant::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use crate::table::WeightRows;
 
 /// Words of four codes in a group.
 pub(super) const GROUP_WORDS: usize = GROUP_VALUES / 4;
 /// How many times sixteen rows ahead bytes are asked for.
 pub(super) const AHEAD: usize = 2;
+/// Bytes of what is read next that are asked for where it lies elsewhere: until the processor has seen the stream.
+const NEXT_BYTES: usize = 2048;
 /// Groups that are unpacked at once: those of the largest blocks.
 pub(super) const OCTET: usize = 8;
 
@@ -143,17 +148,19 @@ impl<S: Words> Sink<S> for Codes<S> {
 
 /// How sixteen rows lie.
 pub(super) trait Lie {
-    /// Bytes of rows that lie so.
-    type Source<'a, S: Words>: Source<S>;
+    /// Bytes of rows of a format that lie so.
+    type Source<'a, S: Words, Q: Shape>: Source<S>;
     /// The `len` bytes from `at` on of each of sixteen rows of `row_bytes`. At `later` lies what is read some sixteen rows
     /// later.
-    fn source<S: Words>(
+    fn source<S: Words, Q: Shape>(
         rows: &[u8],
         row_bytes: usize,
         at: usize,
         len: usize,
         later: Option<*const u8>,
-    ) -> Self::Source<'_, S>;
+    ) -> Self::Source<'_, S, Q>;
+    /// Asks for what is read first and next, as far as that is of use.
+    fn prefetch<S: Simd>(s: S, weights: &WeightRows<'_>);
 }
 
 /// One after another, as in the file.
@@ -166,8 +173,10 @@ pub(super) struct SideBySide;
 pub(super) trait Source<S: Words> {
     /// Bytes `at .. at + 16` of each row, as four words. Between the words of a block and `at` lie whole words.
     fn near_words(&self, s: S, at: usize) -> [S::B; 4];
-    /// What is asked for while these rows are read.
-    fn ahead(&self) -> &Ahead;
+    /// Asks for bytes of later rows, as many as `bytes` of these.
+    fn ask(&self, s: S, bytes: usize);
+    /// Asks for what was not asked for yet of as many bytes of later rows as these have.
+    fn ask_rest(&self, s: S);
     /// The half-precision number in the two bytes from `at` on, with which a block begins; 14 more follow.
     fn leading_float(&self, s: S, at: usize) -> S::F;
     /// The half-precision number in the two bytes from `at` on, with which a block ends; 14 more lie before it.
@@ -180,7 +189,7 @@ pub(super) trait Source<S: Words> {
     /// [`Source::near_words`], asking for as many bytes of later rows.
     #[inline(always)]
     fn words(&self, s: S, at: usize) -> [S::B; 4] {
-        self.ahead().ask(s, 16);
+        self.ask(s, 16);
         self.near_words(s, at)
     }
 }
@@ -196,10 +205,12 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
+    /// Where no later rows are known these are asked for, which are here: a branch would cut the block of instructions in two,
+    /// and the compiler, which moves sums across that but not loads, would load the words of all groups first.
     #[inline(always)]
-    fn new(at: usize, len: usize, later: Option<*const u8>) -> Ahead {
-        let asked = Cell::new(if later.is_none() { len } else { 0 });
-        Ahead { later: black_box(later.unwrap_or(std::ptr::null()).wrapping_add(LANES * at)), len, asked }
+    fn new(these: &[u8], at: usize, len: usize, later: Option<*const u8>) -> Ahead {
+        let later = later.map_or(these.as_ptr(), |later| later.wrapping_add(LANES * at));
+        Ahead { later: black_box(later), len, asked: Cell::new(0) }
     }
 
     /// Asks for bytes of later rows, as many as are read of these, in the order of addresses.
@@ -240,10 +251,23 @@ impl Rows<'_> {
 }
 
 impl Lie for InRows {
-    type Source<'a, S: Words> = Rows<'a>;
+    type Source<'a, S: Words, Q: Shape> = Rows<'a>;
+
+    /// The first sixteen rows. Those from the third sixteen on are asked for while earlier ones are read; the second sixteen
+    /// are not: asking for both at the start made tiles slower.
+    #[inline(always)]
+    fn prefetch<S: Simd>(s: S, weights: &WeightRows<'_>) {
+        if weights.asked() {
+            return;
+        }
+        let bytes = weights.slice(0, LANES.min(weights.rows())).bytes;
+        for line in (0..bytes.len()).step_by(64) {
+            s.prefetch(bytes.as_ptr().wrapping_add(line));
+        }
+    }
 
     #[inline(always)]
-    fn source<S: Words>(
+    fn source<S: Words, Q: Shape>(
         rows: &[u8],
         row_bytes: usize,
         at: usize,
@@ -259,7 +283,7 @@ impl Lie for InRows {
             row_bytes,
             quarters: [first, quarter(1), quarter(2), quarter(3)],
             three_rows: black_box(3 * row_bytes),
-            ahead: Ahead::new(at, len, later),
+            ahead: Ahead::new(bytes, at, len, later),
         }
     }
 }
@@ -271,8 +295,13 @@ impl<S: Words> Source<S> for Rows<'_> {
     }
 
     #[inline(always)]
-    fn ahead(&self) -> &Ahead {
-        &self.ahead
+    fn ask(&self, s: S, bytes: usize) {
+        self.ahead.ask(s, bytes);
+    }
+
+    #[inline(always)]
+    fn ask_rest(&self, s: S) {
+        self.ahead.ask(s, self.ahead.len);
     }
 
     #[inline(always)]
@@ -298,36 +327,47 @@ impl<S: Words> Source<S> for Rows<'_> {
 }
 
 /// Rows that [`crate::interleave`] has put side by side.
-pub(super) struct Interleaved<'a> {
-    /// Bytes from 16 times an offset on are those of all rows from the offset on, word by word and float by float.
+pub(super) struct Interleaved<'a, Q> {
+    /// Bytes from 16 times a [`place`] on are those of all rows from that part on, word by word and float by float.
     bytes: &'a [u8],
-    ahead: Ahead,
+    format: PhantomData<Q>,
 }
 
-impl<'a> Interleaved<'a> {
-    /// The N bytes at 16 times `at`.
+impl<'a, Q: Shape> Interleaved<'a, Q> {
+    /// The N bytes of the part at `at`.
     #[inline(always)]
     fn side_by_side<const N: usize>(&self, at: usize) -> &'a [u8; N] {
+        let at = place(Q::TYPE, at);
         self.bytes[LANES * at..].first_chunk().expect("as many bytes as the block has for sixteen rows")
     }
 }
 
 impl Lie for SideBySide {
-    type Source<'a, S: Words> = Interleaved<'a>;
+    type Source<'a, S: Words, Q: Shape> = Interleaved<'a, Q>;
+
+    /// One stream from front to back, which processors foresee by themselves; asking for later parts of it made it slower. Only where
+    /// it goes on elsewhere must be said.
+    #[inline(always)]
+    fn prefetch<S: Simd>(s: S, weights: &WeightRows<'_>) {
+        let Some(next) = weights.next_elsewhere() else { return };
+        for line in (0..next.len().min(NEXT_BYTES)).step_by(64) {
+            s.prefetch(next.as_ptr().wrapping_add(line));
+        }
+    }
 
     #[inline(always)]
-    fn source<S: Words>(
+    fn source<S: Words, Q: Shape>(
         rows: &[u8],
         _row_bytes: usize,
         at: usize,
         len: usize,
-        later: Option<*const u8>,
-    ) -> Interleaved<'_> {
-        Interleaved { bytes: &rows[LANES * at..][..LANES * len], ahead: Ahead::new(at, len, later) }
+        _later: Option<*const u8>,
+    ) -> Interleaved<'_, Q> {
+        Interleaved { bytes: &rows[LANES * at..][..LANES * len], format: PhantomData }
     }
 }
 
-impl<S: Words> Source<S> for Interleaved<'_> {
+impl<S: Words, Q: Shape> Source<S> for Interleaved<'_, Q> {
     #[inline(always)]
     fn near_words(&self, s: S, at: usize) -> [S::B; 4] {
         let word = |j: usize| s.load_b(self.side_by_side(at + 4 * j));
@@ -335,9 +375,10 @@ impl<S: Words> Source<S> for Interleaved<'_> {
     }
 
     #[inline(always)]
-    fn ahead(&self) -> &Ahead {
-        &self.ahead
-    }
+    fn ask(&self, _s: S, _bytes: usize) {}
+
+    #[inline(always)]
+    fn ask_rest(&self, _s: S) {}
 
     #[inline(always)]
     fn leading_float(&self, s: S, at: usize) -> S::F {
@@ -398,7 +439,7 @@ macro_rules! unpack_by {
                     group_head::<S, Self, R>(s, rows, g, heads);
                     $unpack::<S, Self, R, K>(s, rows, g, heads, sink);
                 });
-                rows.ahead().ask(s, rows.ahead().len);
+                rows.ask_rest(s);
             }
         }
     )*};
@@ -413,7 +454,7 @@ macro_rules! unpack_by {
                 sink: &mut K,
             ) {
                 $unpack(s, rows, heads, sink);
-                rows.ahead().ask(s, rows.ahead().len);
+                rows.ask_rest(s);
             }
         }
     )*};
@@ -434,7 +475,7 @@ impl<Q: Packed> Unpack for Q {
         sink: &mut K,
     ) {
         by_row::<S, Q, R, K>(s, rows, count, heads, sink);
-        rows.ahead().ask(s, rows.ahead().len);
+        rows.ask_rest(s);
     }
 }
 
