@@ -37,6 +37,7 @@ pub use engine::{Engine, EngineConfig};
 pub use error::{LoadError, StateError, StepError};
 pub use kernels::{Isa, PARTITION_CELLS};
 pub use model::{LoadOptions, Model};
+pub use models::{RopeOverride, RopeScaling};
 pub use policy::{RowPolicy, StopReason, TokenMask, Verdict};
 pub use prefix::PrefixCounts;
 pub use request::{EndReason, Ended, Request, RequestError, RequestEvent};
@@ -44,6 +45,6 @@ pub use sampler::{Dry, LogProbabilities, Sampled, Sampler, Sampling, SamplingErr
 pub use saved::SavedOptions;
 pub use service::{Answer, Service, ServiceCounts, ServiceLimits, SubmitError};
 pub use stage::Stage;
-pub use state::{KvType, State};
+pub use state::{KvGrowth, KvType, State};
 pub use weights::{Loading, Weights};
 pub use window::Window;

@@ -11,7 +11,7 @@ use crate::error::LoadError;
 use crate::experts::ExpertStore;
 use crate::graph::{self, Graph, Part};
 use crate::models::{ModelSpec, read_spec};
-use crate::state::{KvPool, KvType, ModelIdentity, State, StateLayout};
+use crate::state::{KvGrowth, KvPool, KvType, ModelIdentity, State, StateLayout};
 use crate::weights::{Loading, Progress, Weights};
 use crate::{error::StepError, models::TensorId};
 
@@ -20,6 +20,8 @@ use crate::{error::StepError, models::TensorId};
 pub struct LoadOptions {
     /// Element type of cached keys and values.
     pub kv: KvType,
+    /// How their memory grows.
+    pub kv_growth: KvGrowth,
     /// Most tokens of a sequence; the model's own limit if absent.
     pub context_tokens: Option<usize>,
     /// Sequences of full length whose keys and values may be in memory at once; without a limit if absent.
@@ -101,9 +103,10 @@ impl Model {
         let layout = Arc::new(StateLayout::new(spec.layers.iter(), options.kv, context_tokens));
         let draft_layout = (spec.draft.as_ref())
             .map(|d| Arc::new(StateLayout::new(std::iter::once(&d.layer), options.kv, context_tokens)));
-        let kv = KvPool::new(&layout, options.sequences, options.prefix_bytes)?;
-        let draft_kv =
-            draft_layout.as_ref().map(|layout| KvPool::new(layout, options.sequences, 0)).transpose()?;
+        let kv = KvPool::new(&layout, options.sequences, options.prefix_bytes, options.kv_growth)?;
+        let draft_kv = (draft_layout.as_ref())
+            .map(|layout| KvPool::new(layout, options.sequences, 0, options.kv_growth))
+            .transpose()?;
         let identity = identity(&file, &spec, &weights);
         let experts = ExpertStore::new(&spec, weights.clone());
         let metadata = file.metadata;

@@ -7,7 +7,7 @@ use engine::memory::{
     Machine, PartKind, Place, Plan, PlanOptions, Refusal, SEQUENCES_DEFAULT, SEQUENCES_DEFAULT_MAX, Shapes,
     plan, plan_sequences,
 };
-use engine::state::KvType;
+use engine::state::{KvGrowth, KvType};
 use engine::window::{Outputs, Window};
 use engine::{LoadOptions, Loading, Model, State};
 use gguf::ModelFile;
@@ -44,6 +44,11 @@ fn any_options(random: &mut Random, trained: usize) -> PlanOptions {
     PlanOptions {
         context_tokens: (random.below(2) == 0).then(|| 1 + random.below(2 * trained)),
         kv: KvType::ALL[random.below(KvType::ALL.len())],
+        kv_growth: KvGrowth {
+            init_tokens: random.below(2 * trained),
+            step_tokens: (random.below(2) == 0).then(|| 1 + random.below(2 * trained)),
+            hold: random.below(2) == 0,
+        },
         sequences: 1 + random.below(8),
         chunk_tokens: 1 << random.below(12),
         tentative_rows: random.below(3) * 4,

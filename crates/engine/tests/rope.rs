@@ -3,9 +3,13 @@
 mod rewrite;
 mod support;
 
+use std::sync::Arc;
+
+use engine::stage::{Stage, cpu};
 use engine::state::KvType;
 use engine::window::{Input, Row, Span, Window};
-use gguf::Value;
+use engine::{LoadOptions, Model, RopeOverride, RopeScaling};
+use gguf::{ModelFile, Value};
 use rewrite::{Parts, Tensor};
 use serde_json::Value as Json;
 use support::*;
@@ -82,4 +86,77 @@ fn scaled_positions_and_biases_equal_llama_cpp() {
         let difference = max_difference(&found, wanted.f32());
         assert!(difference < 2e-4, "{name}: {difference}");
     }
+}
+
+/// The keys of a case as a user says them, if all of them can be said.
+fn said(case: &Json) -> Option<RopeOverride> {
+    let mut over = RopeOverride::default();
+    for (key, value) in case["keys"].as_object().unwrap() {
+        let number = value.as_f64().map(|number| number as f32);
+        match key.as_str() {
+            "rope.scaling.type" => over.scaling = RopeScaling::from_name(value.as_str()?),
+            "rope.scaling.factor" => over.factor = number.filter(|&factor| factor > 0.0),
+            "rope.scaling.original_context_length" => {
+                over.original_context_tokens = number.map(|tokens| tokens as usize);
+            }
+            "rope.freq_base" => over.freq_base = number,
+            "rope.scaling.yarn_ext_factor" => over.yarn_ext_factor = number,
+            "rope.scaling.attn_factor" => over.attn_factor = number,
+            "rope.scaling.yarn_beta_fast" => over.yarn_beta_fast = number,
+            "rope.scaling.yarn_beta_slow" => over.yarn_beta_slow = number,
+            _ => return None,
+        }
+    }
+    let plain = case["tensors"].as_object().unwrap().is_empty() && over != RopeOverride::default();
+    plain.then_some(over)
+}
+
+/// A model of the oracle with positions that the user scales.
+fn overridden(name: &str, over: RopeOverride, context_tokens: Option<usize>) -> Model {
+    let mut file = ModelFile::open(&f32_model(name)).unwrap();
+    over.apply(&mut file, context_tokens).unwrap();
+    let options = LoadOptions { kv: KvType::F32, ..LoadOptions::default() };
+    Model::load_file(file, &options, &|_, _| ()).unwrap()
+}
+
+/// Flags over a file without the keys give what llama.cpp makes of a file that has them.
+#[test]
+fn positions_scaled_by_the_user_equal_llama_cpp() {
+    let described = oracle::json("rope_cases.json");
+    let golden = oracle::npz("rope_logits");
+    let tokens = numbers(&described["tokens"]);
+    let kept = numbers(&described["rows"]);
+    let mut compared = 0;
+    for (name, case) in described["cases"].as_object().unwrap().iter().filter(|(name, _)| !name.ends_with("image")) {
+        let Some(over) = said(case) else { continue };
+        let model = Arc::new(overridden(case["model"].as_str().unwrap(), over, None));
+        let mut stage = Stage::new(model, cpu(2, None).unwrap());
+        let mut state = stage.model().new_state().unwrap();
+        let rows = read(&mut stage, &mut state, &tokens, &[tokens.len()]);
+        let found: Vec<f32> = kept.iter().flat_map(|&row| rows[row as usize].clone()).collect();
+        let difference = max_difference(&found, golden[name.as_str()].f32());
+        assert!(difference < 2e-4, "{name}: {difference}");
+        compared += 1;
+    }
+    assert!(compared >= 14, "{compared} cases");
+}
+
+/// What is scaled reaches farther, and states of one scaling are none of another.
+#[test]
+fn a_scaled_context_is_longer_and_another_identity() {
+    let plain = overridden("q4e-tiny", RopeOverride::default(), None);
+    let trained = plain.spec.context_tokens;
+    let yarn = RopeOverride { scaling: Some(RopeScaling::Yarn), ..RopeOverride::default() };
+    let scaled = overridden("q4e-tiny", RopeOverride { factor: Some(2.0), ..yarn }, None);
+    assert_eq!(scaled.spec.context_tokens, 2 * trained);
+    assert_ne!(scaled.identity, plain.identity);
+    // The factor follows from the context that is wanted.
+    let wanted = overridden("q4e-tiny", yarn, Some(2 * trained));
+    assert_eq!((wanted.spec.context_tokens, wanted.identity), (2 * trained, scaled.identity));
+    assert_eq!(wanted.spec.rope.frequencies, scaled.spec.rope.frequencies);
+    // A context within the trained one needs none, and taking it back gives the plain frequencies.
+    let within = overridden("q4e-tiny", yarn, Some(trained));
+    assert_eq!(within.spec.rope.frequencies, plain.spec.rope.frequencies);
+    let none = RopeOverride { scaling: Some(RopeScaling::None), ..yarn };
+    assert_eq!(overridden("q4e-tiny", none, Some(4 * trained)).spec.context_tokens, trained);
 }

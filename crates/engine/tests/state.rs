@@ -8,7 +8,7 @@ use engine::backend::{Backend, Buffers, Cpu, Pass};
 use engine::graph::Node;
 use engine::models::{LayerSpec, Mixer, ReadSpec};
 use engine::stage::Stage;
-use engine::state::{CellArray, CellBlock, KvPool, KvType, ModelIdentity, State, StateLayout};
+use engine::state::{CellArray, CellBlock, KvGrowth, KvPool, KvType, ModelIdentity, State, StateLayout};
 use engine::window::{Input, Window};
 use engine::{LoadOptions, Model, StateError, StepError};
 use kernels::PARTITION_CELLS;
@@ -54,7 +54,7 @@ fn the_real_model_keeps_what_its_specification_says() {
     let ngram_tail = 9 * 10240 * 4;
     assert_eq!(matrices, 108 << 20);
     assert_eq!((tails / 36, ngram_tail), (120 << 10, 360 << 10));
-    let empty = State::new(half.clone(), &KvPool::new(&half, None, 0).unwrap()).unwrap();
+    let empty = State::new(half.clone(), &KvPool::new(&half, None, 0, KvGrowth::default()).unwrap()).unwrap();
     assert_eq!(empty.bytes(), matrices + tails + ngram_tail);
     assert_eq!(empty.ngram_history().len(), 2);
 

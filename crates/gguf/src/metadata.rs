@@ -73,6 +73,17 @@ impl Metadata {
         Ok(Metadata { entries, by_key })
     }
 
+    /// Gives a key another value, or adds it at the end: what a file says can be overruled, without another file.
+    pub fn set(&mut self, key: &str, value: Value) {
+        match self.by_key.binary_search_by(|&i| self.entries[i as usize].0.as_str().cmp(key)) {
+            Ok(found) => self.entries[self.by_key[found] as usize].1 = value,
+            Err(place) => {
+                self.by_key.insert(place, u32::try_from(self.entries.len()).expect("fewer than 2^32 keys"));
+                self.entries.push((key.to_owned(), value));
+            }
+        }
+    }
+
     /// The value of a key, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let found = self.by_key.binary_search_by(|&i| self.entries[i as usize].0.as_str().cmp(key)).ok()?;

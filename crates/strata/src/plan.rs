@@ -5,7 +5,7 @@ use engine::Loading;
 use engine::memory::{self, Machine, Part, Place, Plan, PlanOptions, Shapes};
 use serde_json::json;
 
-use crate::args::{ModelArgs, parse};
+use crate::args::{KvArgs, ModelArgs, RopeArgs, parse};
 use crate::error::Error;
 use crate::output::Output;
 use crate::prepare;
@@ -36,6 +36,10 @@ pub struct PlanArgs {
     /// How keys and values are cached, f32, f16, int8, k8v4 or q4
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = parse::kv_type)]
     pub kv: KvType,
+    #[command(flatten)]
+    pub growth: KvArgs,
+    #[command(flatten)]
+    pub rope: RopeArgs,
     /// Sequences in memory at once [default: as many as `strata serve` would have; `strata run` has one]
     #[arg(long, value_name = "N", value_parser = parse::in_range(1..=parse::SEQUENCES_MAX))]
     pub parallel: Option<usize>,
@@ -62,7 +66,8 @@ pub struct PlanArgs {
 /// Those of the model's headers, [`Error::DoesNotFit`], and those of the streams.
 pub fn plan(args: &PlanArgs) -> Result<(), Error> {
     let path = || args.model.model.clone();
-    let file = prepare::file(&args.model)?;
+    let mut file = prepare::file(&args.model)?;
+    args.rope.apply(&mut file, args.ctx)?;
     let shapes = Shapes::of_file(&file, None)
         .map_err(|source| Error::Load { path: path(), source: Box::new(source) })?;
     let machine = match args.memory {
@@ -72,6 +77,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Error> {
     let options = PlanOptions {
         context_tokens: args.ctx,
         kv: args.kv,
+        kv_growth: args.growth.growth(),
         sequences: args.parallel.unwrap_or(1),
         chunk_tokens: args.chunk,
         prefix_bytes: args.prefix_cache,

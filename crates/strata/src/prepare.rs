@@ -43,9 +43,18 @@ fn planned(
 ) -> Result<(Engine, usize), Error> {
     let path = model.path()?;
     let cannot_load = |source| Error::Load { path: path.clone(), source: Box::new(source) };
-    let file = file(model)?;
+    let mut file = file(model)?;
+    compute.rope.apply(&mut file, wanted.context_tokens)?;
     let shapes = Shapes::of_file(&file, None).map_err(cannot_load)?;
-    let options = PlanOptions { kv: compute.kv.unwrap_or(wanted.kv), loading: compute.weights, ..wanted };
+    let options = PlanOptions {
+        kv: compute.kv.unwrap_or(wanted.kv),
+        kv_growth: compute.growth.growth(),
+        loading: compute.weights,
+        ..wanted
+    };
+    if compute.growth.kv_resident > 0 {
+        tracing::warn!("--kv-resident has no effect: there is no device here, all keys and values are in RAM");
+    }
     let plan = planner(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
         path: path.clone(),
         refusal,
@@ -169,7 +178,8 @@ fn warn_of_long_context(chat: &ChatModel) {
     let (wanted, trained) = (chat.context_tokens(), chat.service().model().spec.context_tokens);
     if wanted > trained {
         tracing::warn!(
-            "the context of {wanted} tokens is longer than the {trained} that the model was trained for"
+            "the context of {wanted} tokens is longer than the {trained} that the model was trained for; \
+             --rope-scaling yarn stretches its positions so far"
         );
     }
 }

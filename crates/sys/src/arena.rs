@@ -113,6 +113,30 @@ impl Segment {
         Ok(Segment { shared: Arc::new(Shared { name: name.into(), pages, book }) })
     }
 
+    /// Keeps memory that it has or gets among its first `bytes` bytes, in whole steps, though nobody leases it: who leases
+    /// again after a while does not wait for the system to clear pages.
+    pub fn keep(&self, bytes: usize) {
+        self.shared.book().keep(bytes);
+    }
+
+    /// Commits the first `bytes` bytes, in whole steps and within the budget, and keeps them.
+    ///
+    /// # Errors
+    /// [`ArenaError::Refused`].
+    pub fn commit_first(&self, bytes: usize) -> Result<(), ArenaError> {
+        let mut book = self.shared.book();
+        let kept = book.keep(bytes);
+        for missing in book.missing(&kept) {
+            self.shared.pages.commit(missing.clone()).map_err(|error| ArenaError::Refused {
+                name: self.shared.name.clone(),
+                bytes: kept.len(),
+                reason: error.to_string(),
+            })?;
+            book.committed(missing);
+        }
+        Ok(())
+    }
+
     /// A range of `bytes` zeros: the lowest one that is free, so that what is given back lies together above.
     ///
     /// # Errors

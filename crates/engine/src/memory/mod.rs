@@ -20,7 +20,7 @@ pub(crate) use shapes::{experts_used, ngram_tables};
 pub use text::bytes_text;
 
 use crate::model::LoadOptions;
-use crate::state::KvType;
+use crate::state::{KvGrowth, KvType};
 use crate::weights::Loading;
 
 /// A machine, as far as memory goes.
@@ -66,6 +66,8 @@ pub struct PlanOptions {
     pub context_tokens: Option<usize>,
     /// Element type of cached keys and values.
     pub kv: KvType,
+    /// How their memory grows.
+    pub kv_growth: KvGrowth,
     /// Sequences whose state is in memory at once, at least 1.
     pub sequences: usize,
     /// Most rows of a window, at least 1.
@@ -85,6 +87,7 @@ impl Default for PlanOptions {
         PlanOptions {
             context_tokens: None,
             kv: KvType::default(),
+            kv_growth: KvGrowth::default(),
             sequences: 1,
             chunk_tokens: CHUNK_TOKENS,
             tentative_rows: 0,
@@ -366,6 +369,7 @@ impl Plan {
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
             kv: self.options.kv,
+            kv_growth: self.options.kv_growth,
             context_tokens: Some(self.context_tokens),
             sequences: Some(self.options.sequences),
             loading: self.loading,

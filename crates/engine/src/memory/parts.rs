@@ -4,7 +4,7 @@ use kernels::PARTITION_CELLS;
 
 use super::{PassShapes, PlanOptions, Shapes};
 use crate::backend::scratch_bytes;
-use crate::state::{KvPool, StateLayout};
+use crate::state::{KvGrowth, KvPool, StateLayout};
 use crate::weights::Loading;
 
 /// Something that takes memory.
@@ -151,7 +151,8 @@ fn state(shapes: &Shapes, options: &PlanOptions, context_tokens: usize) -> [(Par
             PartKind::Kv,
             cells(&shapes.trunk),
             format!(
-                "{kv}, {context_tokens} tokens {of_sequences}, in blocks of {PARTITION_CELLS}; taken as they grow"
+                "{kv}, {context_tokens} tokens {of_sequences}, in blocks of {PARTITION_CELLS}; {}",
+                growth(options.kv_growth)
             ),
         ),
         (
@@ -170,6 +171,20 @@ fn state(shapes: &Shapes, options: &PlanOptions, context_tokens: usize) -> [(Par
             format!("positions, keys of incomplete blocks and inputs of recurrences of {rows} rows"),
         ),
     ]
+}
+
+/// How cells come and go, in words.
+fn growth(growth: KvGrowth) -> String {
+    let KvGrowth { init_tokens, step_tokens, hold } = growth;
+    let mut words = match init_tokens {
+        0 => "taken as they grow".to_owned(),
+        tokens => format!("those of {tokens} tokens of each at the start, the others as they grow"),
+    };
+    if let Some(tokens) = step_tokens {
+        words.push_str(&format!(", {tokens} tokens at a time"));
+    }
+    words.push_str(if hold { ", and kept" } else { "" });
+    words
 }
 
 /// What a window takes, and what is made of it.
@@ -283,7 +298,8 @@ pub(super) fn say_moved(parts: &mut [Part], moved: bool) {
 
 /// Bytes of the cells of all sequences.
 fn kv_bytes(layout: &StateLayout, options: &PlanOptions, context_tokens: usize) -> u64 {
-    KvPool::budget_bytes(&layout.stored_as(options.kv, context_tokens), options.sequences) as u64
+    let layout = layout.stored_as(options.kv, context_tokens);
+    KvPool::budget_bytes(&layout, options.sequences, options.kv_growth) as u64
 }
 
 /// Each sequence has its own open rows, but all of them together have no more than a window. Inputs of a recurrence are

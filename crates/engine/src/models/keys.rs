@@ -7,7 +7,7 @@ use crate::error::LoadError;
 /// Metadata under one architecture's prefix, with the sanity limits every key shares.
 pub(super) struct Keys<'a> {
     file: &'a ModelFile,
-    prefix: &'static str,
+    prefix: &'a str,
 }
 
 /// No dimension, count or length of a model is larger. Products of two such sizes fit into 64 bits with room for a sum.
@@ -20,7 +20,7 @@ const STREAMS_MAX: usize = 16;
 const COLUMNS_MAX: usize = 1 << 31;
 
 impl<'a> Keys<'a> {
-    pub fn new(file: &'a ModelFile, prefix: &'static str) -> Keys<'a> {
+    pub fn new(file: &'a ModelFile, prefix: &'a str) -> Keys<'a> {
         Keys { file, prefix }
     }
 

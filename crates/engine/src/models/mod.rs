@@ -15,11 +15,13 @@ mod qwen3moe;
 mod qwen3next;
 mod qwen4exp;
 mod rope;
+mod rope_override;
 mod tensors;
 
 use gguf::ModelFile;
 
 pub use rope::{Pairing, RopeSpec};
+pub use rope_override::{RopeOverride, RopeScaling};
 pub use tensors::{Binding, Form, TensorId};
 
 use crate::error::LoadError;

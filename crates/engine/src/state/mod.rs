@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub use cells::{AttentionCells, CellArray, CellBlock, CellFormat, IndexerCells, KvType};
 pub use codec::ModelIdentity;
 pub(crate) use codec::binding;
-pub use pool::KvPool;
+pub use pool::{KvGrowth, KvPool};
 pub use recurrent::{DeltaState, PendingRows, Tail};
 
 use crate::error::StepError;

@@ -1,5 +1,6 @@
 //! The command line: the commands, and what several of them are told. What one alone is told stands beside its code.
 
+mod context;
 pub mod parse;
 mod sampling;
 
@@ -9,6 +10,7 @@ use clap::{Parser, Subcommand};
 use engine::{Isa, KvType, Loading};
 use tracing::Level;
 
+pub use context::{KvArgs, RopeArgs};
 pub use sampling::SamplingArgs;
 
 use crate::bench::BenchArgs;
@@ -106,6 +108,10 @@ pub struct ComputeArgs {
     /// more context and answer less exactly [default: f16; f32 for logits]
     #[arg(long, value_name = "TYPE", value_parser = parse::kv_type)]
     pub kv: Option<KvType>,
+    #[command(flatten)]
+    pub growth: KvArgs,
+    #[command(flatten)]
+    pub rope: RopeArgs,
     /// How weights come into memory: mapped from the file, page by page as they are used; moved, which is mapped and then
     /// copied to huge pages in the background where memory is left for that; or read whole at the start
     #[arg(long, value_name = "HOW", default_value = "moved", value_parser = parse::loading)]

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use chat::Thinking;
-use engine::{Isa, KvType, Loading, TEMPERATURE_MAX};
+use engine::{Isa, KvType, Loading, RopeScaling, TEMPERATURE_MAX};
 use tracing::Level;
 
 /// Positions are 32-bit numbers.
@@ -42,6 +42,11 @@ pub fn seed(text: &str) -> Parsed<u64> {
 /// An element type of the cache.
 pub fn kv_type(name: &str) -> Parsed<KvType> {
     KvType::from_name(name).ok_or_else(|| "f32, f16, int8, k8v4 or q4 is needed".into())
+}
+
+/// How positions are scaled.
+pub fn rope_scaling(name: &str) -> Parsed<RopeScaling> {
+    RopeScaling::from_name(name).ok_or_else(|| "none, linear or yarn is needed".into())
 }
 
 /// Whether a model thinks.

@@ -12,6 +12,8 @@ pub(super) struct Book {
     free: BTreeMap<usize, usize>,
     steps: Vec<Step>,
     step_bytes: usize,
+    /// The first so many steps keep their memory once they have it.
+    kept_steps: usize,
     leased: usize,
 }
 
@@ -30,7 +32,13 @@ impl Book {
     /// All of `bytes` bytes, a multiple of the step, free and absent.
     pub fn new(bytes: usize, step_bytes: usize) -> Book {
         let free = (bytes > 0).then_some((0, bytes)).into_iter().collect();
-        Book { free, steps: vec![Step::Absent; bytes / step_bytes], step_bytes, leased: 0 }
+        Book { free, steps: vec![Step::Absent; bytes / step_bytes], step_bytes, kept_steps: 0, leased: 0 }
+    }
+
+    /// Steps that begin within the first `bytes` bytes keep their memory from now on. The bytes of these steps.
+    pub fn keep(&mut self, bytes: usize) -> Range<usize> {
+        self.kept_steps = bytes.div_ceil(self.step_bytes).min(self.steps.len());
+        0..self.kept_steps * self.step_bytes
     }
 
     pub fn counters(&self) -> Counters {
@@ -101,7 +109,8 @@ impl Book {
             merged.end = start + len;
         }
         self.free.insert(merged.start, merged.len());
-        let whole = merged.start.div_ceil(self.step_bytes)..merged.end / self.step_bytes;
+        let first = merged.start.div_ceil(self.step_bytes).max(self.kept_steps);
+        let whole = first..merged.end / self.step_bytes;
         self.runs(whole, |step| step != Step::Absent)
     }
 

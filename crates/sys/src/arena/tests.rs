@@ -134,3 +134,24 @@ fn threads_lease_and_write_at_the_same_time() {
     });
     assert_eq!(segment.counters().committed, 0);
 }
+
+/// What was committed first stays when its leases end, and what lies behind it goes.
+#[test]
+fn the_first_bytes_keep_their_memory() {
+    let segment = Segment::reserve("kept", 4 * STEP, STEP).unwrap();
+    segment.commit_first(STEP + 1).unwrap();
+    assert_eq!(segment.counters().committed, 2 * STEP);
+    let mut leases: Vec<Lease> = (0..3).map(|_| segment.lease(STEP).unwrap()).collect();
+    leases.iter_mut().for_each(|lease| lease.fill(7));
+    assert_eq!(segment.counters().committed, 3 * STEP);
+    leases.clear();
+    assert_eq!(segment.counters(), Counters { budget: 4 * STEP, committed: 2 * STEP, leased: 0 });
+    // What stayed is cleared for whoever leases it next.
+    assert!(segment.lease(3 * STEP).unwrap().iter().all(|&byte| byte == 0));
+    segment.keep(usize::MAX);
+    drop(segment.lease(4 * STEP).unwrap());
+    assert_eq!(segment.counters().committed, 4 * STEP);
+    segment.keep(0);
+    drop(segment.lease(1).unwrap());
+    assert_eq!(segment.counters().committed, 0);
+}
