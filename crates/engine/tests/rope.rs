@@ -127,7 +127,9 @@ fn positions_scaled_by_the_user_equal_llama_cpp() {
     let tokens = numbers(&described["tokens"]);
     let kept = numbers(&described["rows"]);
     let mut compared = 0;
-    for (name, case) in described["cases"].as_object().unwrap().iter().filter(|(name, _)| !name.ends_with("image")) {
+    for (name, case) in
+        described["cases"].as_object().unwrap().iter().filter(|(name, _)| !name.ends_with("image"))
+    {
         let Some(over) = said(case) else { continue };
         let model = Arc::new(overridden(case["model"].as_str().unwrap(), over, None));
         let mut stage = Stage::new(model, cpu(2, None).unwrap());

@@ -53,7 +53,9 @@ fn planned(
         ..wanted
     };
     if compute.growth.kv_resident > 0 {
-        tracing::warn!("--kv-resident has no effect: there is no device here, all keys and values are in RAM");
+        tracing::warn!(
+            "--kv-resident has no effect: there is no device here, all keys and values are in RAM"
+        );
     }
     let plan = planner(&shapes, &Machine::here(), &options).map_err(|refusal| Error::DoesNotFit {
         path: path.clone(),
