@@ -3,8 +3,9 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
+use super::lie::Rows;
 use super::simd::{Dots, Simd};
-use super::words::{Rows, Words};
+use super::words::Words;
 
 /// Exists only where the CPU has AVX2, FMA, F16C and AVX-512 F, BW, VL, DQ, VNNI.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@ macro_rules! operations {
         #[inline(always)]
         fn $name($self $(, $arg: $type)*) -> $out {
             // SAFETY: `self` exists only where the CPU has these instructions; references give as many values as the
-            // loads and stores take, masks cover as many as the slices hold, `words::Rows::row` asserts that its N bytes
+            // loads and stores take, masks cover as many as the slices hold, `lie::Rows::row` asserts that its N bytes
             // lie within the slice of the rows.
             unsafe { $($body)* }
         }
@@ -37,6 +37,7 @@ mod cells;
 mod dots;
 mod elementwise;
 mod few_rows;
+mod lie;
 mod matmul_float;
 mod matmul_int8;
 #[cfg(target_arch = "aarch64")]

@@ -3,8 +3,9 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
+use super::lie::Rows;
 use super::simd::{Dots, Simd, padded};
-use super::words::{Rows, Words};
+use super::words::Words;
 
 /// Exists only where the CPU has NEON and its dot product.
 #[derive(Clone, Copy)]

@@ -5,12 +5,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::few_rows::{self, FEW_ROWS, add_chain};
+use super::lie::{AHEAD, InRows, Lie, SideBySide};
 use super::matmul_int8::{CHAIN_GROUPS, LANES, Shape, offset};
 use super::packed::Packed;
 use super::simd::Simd;
-use super::words::{
-    AHEAD, Codes, GROUP_WORDS, Heads, InRows, Lie, OCTET, SideBySide, Sink, Unpack, Words, block_of,
-};
+use super::words::{Codes, GROUP_WORDS, Heads, OCTET, Sink, Unpack, Words, block_of};
 use crate::GROUP_VALUES;
 use crate::interleave::Layout;
 use crate::table::{Int8Rows, WeightRows};

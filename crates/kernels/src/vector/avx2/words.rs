@@ -8,9 +8,10 @@ use core::arch::x86_64::*;
 use gguf::TensorType;
 
 use super::{Avx2, F, I};
+use crate::vector::lie::Rows;
 use crate::vector::matmul_int8::Shape;
 use crate::vector::simd::Simd;
-use crate::vector::words::{GROUP_WORDS, Products, Rows, Words};
+use crate::vector::words::{GROUP_WORDS, Products, Words};
 
 impl Words for Avx2 {
     #[inline(always)]
