@@ -11,6 +11,13 @@ use crate::process::{self, command};
 /// tests that passed, a benchmark by the line of figures it prints.
 const STEPS: &[(&str, &str)] = &[
     ("release-tests", "cargo test --workspace --release"),
+    ("conversations", "cargo test --release -p engine --test conversations -- --ignored --nocapture"),
+    ("markers", "cargo test --release -p engine --test markers -- --ignored --nocapture"),
+    ("turns", "cargo test --release -p engine --test prefix -- --ignored --nocapture"),
+    ("chats", "cargo test --release -p engine --test resident -- --ignored --nocapture"),
+    ("long-context", "cargo test --release -p engine --test long_context two -- --ignored --nocapture"),
+    ("whole-context", "cargo test --release -p engine --test long_context whole -- --ignored --nocapture"),
+    ("depth", "bench/depth"),
     ("mutants", "cargo xtask mutate"),
     ("avx512", "cargo xtask emulate avx512"),
     ("neon", "cargo xtask emulate neon"),

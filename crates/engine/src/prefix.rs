@@ -167,7 +167,10 @@ impl PrefixCache {
         let at = self.branch_of(tokens);
         let points = &mut self.branches[at].points;
         let place = points.partition_point(|point| point.tokens() < tokens.len());
-        if points.get(place).is_some_and(|point| point.tokens() == tokens.len()) {
+        // It is there already, or can be cut off a longer one: asking again would take the place of others.
+        let as_good = |point: &&mut Point| point.tokens() == tokens.len() || point.state.can_be_cut();
+        if let Some(point) = points.get_mut(place).filter(as_good) {
+            point.used = used;
             return;
         }
         let cuts = state.can_be_cut();

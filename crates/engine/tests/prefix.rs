@@ -10,6 +10,10 @@ use engine::{
 use support::*;
 
 const CHUNK_TOKENS: usize = 64;
+/// How far points lie apart at most.
+const DISTANCE_TOKENS: usize = 2048;
+/// Fewer tokens than these get no point for themselves.
+const SHORT_TOKENS: usize = 16;
 /// Room for all that these tests read.
 const ROOMY: usize = 1 << 30;
 /// Models whose states can only be gone on from where one was kept.
@@ -20,8 +24,12 @@ fn service(name: &str, prefix_bytes: usize) -> Service {
 }
 
 fn service_of(name: &str, prefix_bytes: usize, parallel_max: usize) -> Service {
+    service_in(name, 4096, prefix_bytes, parallel_max)
+}
+
+fn service_in(name: &str, context_tokens: usize, prefix_bytes: usize, parallel_max: usize) -> Service {
     let load = LoadOptions {
-        context_tokens: Some(4096),
+        context_tokens: Some(context_tokens),
         sequences: Some(parallel_max),
         prefix_bytes,
         ..LoadOptions::default()
@@ -164,6 +172,133 @@ fn the_budget_holds_and_the_common_beginning_stays() {
                 }
                 last = seed;
             }
+        }
+    }
+}
+
+/// A chat of which everything was read so far.
+struct Chat {
+    tokens: Vec<u32>,
+    /// How much of it a state has read.
+    known: usize,
+}
+
+impl Chat {
+    /// Says `len` tokens more, and hears an answer to them.
+    fn say(&mut self, service: &Service, seed: usize, len: usize) -> Ended {
+        self.tokens.extend(text(service, seed, len));
+        let message_end = self.tokens.len();
+        // What invites the answer.
+        self.tokens.extend([1, 2, 3]);
+        let (answer, ended) = asked(service, request(&self.tokens, &[message_end], 8));
+        self.tokens.extend(answer);
+        self.known = self.tokens.len() - 1;
+        ended
+    }
+}
+
+/// Two chats of thirty turns each take turns, every so often with a message of 2,000 tokens; now and then one is asked for its
+/// last answer again, or goes on from another last message.
+fn sixty_turns(name: &str, long_turns: usize) {
+    let kept = service_in(name, 16384, ROOMY, 1);
+    let mut chats = [1, 2].map(|seed| Chat { tokens: text(&kept, seed, 100), known: 0 });
+    for turn in 0..60 {
+        let chat = &mut chats[turn % 2];
+        let (known, before) = (chat.known, chat.tokens.len());
+        let len = match [1, 5, 60, 64, 65, 2000][turn / 2 % 6] {
+            2000 if turn / 12 >= long_turns => 129,
+            len => len,
+        };
+        let ended = chat.say(&kept, 10 + turn, len);
+        assert_eq!(
+            (ended.reused_tokens, ended.read_tokens),
+            (known, before + len + 3 - known),
+            "turn {turn}"
+        );
+        let message_end = before + len;
+        if turn % 7 == 3 {
+            // Only what invites the answer, and a message that is too short for a point of its own.
+            let again =
+                asked(&kept, request(&chat.tokens[..message_end + 3], &[message_end], 8)).1.read_tokens;
+            assert!((3..3 + SHORT_TOKENS).contains(&again), "turn {turn}, again: {again}");
+        }
+        if turn % 7 == 5 {
+            // Another last message: no more than the new one, and what lies between points so close to the end.
+            let other = [&chat.tokens[..before], &text(&kept, 100 + turn, 33)].concat();
+            let read = asked(&kept, request(&other, &[other.len()], 8)).1.read_tokens;
+            let between = 1 + SHORT_TOKENS + len / 4;
+            assert!((33..=33 + between).contains(&read), "turn {turn}, another message: {read}");
+        }
+    }
+    // One character in the middle of a long past: what is behind it, and what lies between points there.
+    for chat in &chats {
+        let mut tokens = chat.tokens.clone();
+        let behind = tokens.len() / 2;
+        let at = tokens.len() - behind;
+        tokens[at] ^= 1;
+        let read = asked(&kept, request(&tokens, &[], 8)).1.read_tokens;
+        assert!((behind..behind + DISTANCE_TOKENS).contains(&read), "{behind} behind a change: {read}");
+    }
+    let cold = service_in(name, 16384, 0, 1);
+    for chat in &chats {
+        let (answer, ended) = asked(&kept, request(&chat.tokens, &[], 8));
+        assert_eq!((ended.reused_tokens, ended.read_tokens), (chat.known, 1));
+        assert_eq!(answer, asked(&cold, request(&chat.tokens, &[], 8)).0);
+    }
+}
+
+/// At 258,000 tokens all points of a conversation were found unsuitable and erased; short messages never got one.
+#[test]
+fn sixty_turns_are_read_once() {
+    sixty_turns("q35-tiny", 1);
+}
+
+#[test]
+#[ignore = "minutes; run by cargo xtask qualify"]
+fn sixty_long_turns_are_read_once() {
+    RECURRENT.into_iter().for_each(|name| sixty_turns(name, 5));
+}
+
+/// A conversation that goes on until the context holds no more, and is gone on from there.
+#[test]
+fn a_context_is_filled_to_its_last_token() {
+    for name in F32_MODELS {
+        let (kept, cold) = (service_in(name, 300, ROOMY, 1), service_in(name, 300, 0, 1));
+        let prompt = text(&kept, 1, 257);
+        let all = |prompt: &[u32]| Request { tokens_max: None, ..request(prompt, &[200, prompt.len()], 0) };
+        let (answer, ended) = asked(&kept, all(&prompt));
+        assert_eq!((answer.len(), ended.read_tokens), (43, 257), "{name}");
+        assert_eq!(answer, asked(&cold, all(&prompt)).0, "{name}");
+        // One more token of the answer is all that there is room for.
+        let whole = [&prompt[..], &answer].concat();
+        let (last, ended) = asked(&kept, all(&whole[..299]));
+        let read = if RECURRENT.contains(&name) { 99 } else { 1 };
+        assert_eq!((ended.read_tokens, last), (read, asked(&cold, all(&whole[..299])).0), "{name}");
+        assert!(kept.submit(all(&whole)).is_err(), "{name}: no room for an answer");
+        // Another last message, of a full context as well.
+        let other = [&whole[..200], &text(&kept, 2, 99)].concat();
+        let (last, ended) = asked(&kept, all(&other));
+        assert_eq!(last, asked(&cold, all(&other)).0, "{name}");
+        assert_eq!(ended.read_tokens, 99, "{name}");
+    }
+}
+
+/// What is larger than the whole budget was kept by throwing out everything else, and then not kept either.
+#[test]
+fn what_is_larger_than_the_budget_takes_nobodys_place() {
+    for name in ["q35-tiny", "llama-tiny"] {
+        let alone = service(name, ROOMY);
+        let chats = [2, 3].map(|seed| text(&alone, seed, 250));
+        chats.iter().for_each(|chat| drop(asked(&alone, request(chat, &[], 3))));
+        let kept = service(name, alone.counts().prefix.bytes);
+        chats.iter().for_each(|chat| drop(asked(&kept, request(chat, &[], 3))));
+        let before = kept.counts().prefix;
+        assert_eq!(before.bytes, alone.counts().prefix.bytes, "{name}: all of it, in exactly as many bytes");
+        let large = text(&alone, 4, 2040);
+        assert_eq!(asked(&kept, request(&large, &[], 3)).1.reused_tokens, 0);
+        assert_eq!(kept.counts().prefix, before, "{name}");
+        for chat in &chats {
+            assert!(asked(&kept, request(chat, &[], 3)).1.reused_tokens >= 246, "{name}");
         }
     }
 }

@@ -143,6 +143,49 @@ fn what_makes_no_sense_is_refused_before_it_waits() {
     assert_eq!((tokens.len(), ended.reason), (0, EndReason::Length));
 }
 
+/// Prompts were cut from the front where they were longer than the window: system prompt and tools first, with a confident
+/// answer to what was left.
+#[test]
+fn what_a_window_does_not_hold_is_refused_with_both_numbers() {
+    for name in ["llama-tiny", "q35-tiny"] {
+        let service = service(name, 1, 8);
+        for len in [511, 512, 513, 5000] {
+            for tokens_max in [None, Some(1), Some(100_000)] {
+                let request = Request { tokens_max, ..request(prompt(&service, 3, len), 0) };
+                let refused = match service.submit(request) {
+                    Ok(mut answer) => {
+                        let (tokens, ended) = heard(&mut answer);
+                        assert_eq!(
+                            (tokens.len(), ended.reason),
+                            (1, EndReason::Length),
+                            "{len}, {tokens_max:?}"
+                        );
+                        assert_eq!((ended.prompt_tokens, ended.read_tokens), (len, len), "all of it");
+                        None
+                    }
+                    Err(SubmitError::Request(error)) => Some(error),
+                    Err(error) => panic!("{error}"),
+                };
+                let wanted = match (len, tokens_max) {
+                    (511, Some(100_000)) => Some(RequestError::AnswerTooLong {
+                        prompt_tokens: len,
+                        tokens_max: 100_000,
+                        context_tokens: 512,
+                    }),
+                    (511, _) => None,
+                    _ => Some(RequestError::PromptTooLong { prompt_tokens: len, context_tokens: 512 }),
+                };
+                assert_eq!(refused, wanted, "{len}, {tokens_max:?}");
+                if let Some(error) = refused {
+                    let text = error.to_string();
+                    assert!(text.contains(&len.to_string()) && text.contains("512"), "{text}");
+                }
+            }
+        }
+        assert_eq!(service.counts(), IDLE, "{name}");
+    }
+}
+
 /// Stops after two tokens, or at the first one.
 struct StopAfter {
     left: usize,

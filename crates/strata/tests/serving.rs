@@ -24,9 +24,15 @@ impl Serving {
     }
 
     fn start_with(more: &[&str]) -> Serving {
+        Serving::start_in("256", more)
+    }
+
+    /// With a context of so many tokens.
+    fn start_in(context_tokens: &str, more: &[&str]) -> Serving {
         let file = model("q2-tiny-F32");
-        let args = ["serve", "-m", &file, "--port", "0", "--ctx", "256", "--parallel", "2", "--threads", "1"];
-        let mut child = program(&[&args[..], more].concat()).spawn().expect("the program starts");
+        let args = ["serve", "-m", &file, "--port", "0", "--parallel", "2", "--threads", "1"];
+        let more = [&["--ctx", context_tokens], more].concat();
+        let mut child = program(&[&args[..], &more].concat()).spawn().expect("the program starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let address = line.strip_prefix("listening on http://").expect("an address").trim().to_owned();
@@ -189,6 +195,62 @@ fn what_agents_change_is_left_out_and_where_prompts_part_is_told() {
     let (longer, reused) = (longer.expect("a number"), reused.expect("a number"));
     assert!(reused + tokens / 2 < longer, "all behind the line is read again: {reused} of {longer}");
     serving.stop();
+}
+
+/// Prompts were cut from the front where they were longer than the window, and answered with status 200.
+#[test]
+fn a_window_is_never_exceeded_and_no_prompt_cut() {
+    for fit in [false, true] {
+        let flags = ["--log-level", "warn", "--fit-max-tokens"];
+        let serving = Serving::start_in("512", &flags[..if fit { 3 } else { 2 }]);
+        let ask = |path: &str, mut body: Value, tokens_max: Option<u64>| {
+            if let Some(tokens_max) = tokens_max {
+                body["max_tokens"] = tokens_max.into();
+            }
+            let (status, answer) = serving.post(path, &body);
+            if status == 200 {
+                let usage = |field: &str| answer["usage"][field].as_u64().expect("a number");
+                return Ok((usage("prompt_tokens"), usage("completion_tokens")));
+            }
+            let error = &answer["error"];
+            assert_eq!((status, error["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
+            Err(error["message"].as_str().expect("a text").to_owned())
+        };
+        for tokens_max in [None, Some(1), Some(100_000)] {
+            let refused = tokens_max == Some(100_000) && !fit;
+            for len in [511, 512, 513, 5000] {
+                let found = ask("/v1/completions", json!({"prompt": vec![7; len]}), tokens_max);
+                match (len, &found) {
+                    (511, Ok(usage)) if !refused => assert_eq!(*usage, (511, 1)),
+                    (512.., Err(text)) => assert!(text.contains(&format!("the prompt has {len} tokens"))),
+                    (_, Err(text)) if refused => {
+                        assert!(text.contains("511 tokens") && text.contains("100000"))
+                    }
+                    _ => panic!("{len} tokens, {tokens_max:?}: {found:?}"),
+                }
+                assert!(found.is_ok() || found.unwrap_err().contains("512"));
+            }
+            // A chat's prompt has words around it that nobody counts: found out by what it is said to have.
+            let chat = |words: usize| {
+                let messages = json!([{"role": "system", "content": "the"},
+                    {"role": "user", "content": " the".repeat(words)}]);
+                ask("/v1/chat/completions", json!({"messages": messages}), tokens_max)
+            };
+            if !refused {
+                let (around, _) = chat(0).expect("short");
+                let most = 511 - around as usize;
+                assert_eq!(chat(most).expect("it fits"), (511, 1));
+                for more in [1, 2, 4489] {
+                    let text = chat(most + more).expect_err("it does not fit");
+                    assert!(
+                        text.contains(&format!("{} tokens", 511 + more)) && text.contains("512"),
+                        "{text}"
+                    );
+                }
+            }
+        }
+        assert_eq!(serving.stop().0, Some(0));
+    }
 }
 
 /// One line for each request, with figures and without words.

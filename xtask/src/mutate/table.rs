@@ -87,12 +87,12 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a lone row merges partitions from the last",
         file: ATTENTION,
-        old: "for partition in item.partitions.clone() {",
-        new: "let mut partitions: Vec<usize> = item.partitions.clone().collect();
+        old: "for (i, &partition) in item.partitions.iter().enumerate() {",
+        new: "let mut partitions: Vec<(usize, &u32)> = item.partitions.iter().enumerate().collect();
         if task.rows == 1 {
             partitions.reverse();
         }
-        for partition in partitions {",
+        for (i, &partition) in partitions {",
         test: LLAMA_LONG,
         quick: false,
     },

@@ -9,6 +9,7 @@ use crate::backend::{Buffers, Pass, Selection};
 use crate::graph::BufferId;
 use crate::models::{IndexerSpec, Pairing};
 use crate::state::{AttentionCells, CellFormat, State};
+use crate::window::Span;
 
 /// Most rows that share one pass over a partition's keys and values.
 const TILE_ROWS_MAX: usize = 16;
@@ -171,17 +172,18 @@ impl Cpu {
         let (mut scratch, mut records) =
             (std::mem::take(&mut self.scratch), std::mem::take(&mut self.records));
         let attention = Attention { cpu: self, buffers, pass, q, sparse };
-        let tiles = tiles(pass, layer, heads, &mut target[..used], width);
+        let seen = seen_partitions(pass, sparse);
+        let tiles = tiles(pass, layer, heads, &seen, &mut target[..used], width);
 
         // Tiles of much more than their share of the work are cut at partitions; each leaves a record, merged afterwards.
-        let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions()).sum();
+        let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions.len()).sum();
         let share = work.div_ceil(self.pool.threads() * ITEMS_PER_THREAD);
         let (mut cut, mut items, mut values) = (Vec::new(), Vec::new(), 0);
         for (tile, task) in tiles {
-            let with_it = values + task.partitions() * task.record_values();
-            let small = task.queries() * task.partitions() < 2 * share;
+            let with_it = values + task.partitions.len() * task.record_values();
+            let small = task.queries() * task.partitions.len() < 2 * share;
             if self.pool.threads() == 1 || small || with_it > RECORD_VALUES_MAX {
-                items.push(Item { task, partitions: 0..task.partitions(), target: Target::Rows(tile) });
+                items.push(Item { task, partitions: task.partitions, target: Target::Rows(tile) });
             } else {
                 cut.push((tile, task));
                 values = with_it;
@@ -193,8 +195,7 @@ impl Cpu {
         let mut rest = &mut records[..values];
         for &(_, task) in &cut {
             let step = share.div_ceil(task.queries());
-            for first in (0..task.partitions()).step_by(step) {
-                let partitions = first..(first + step).min(task.partitions());
+            for partitions in task.partitions.chunks(step) {
                 let (mine, tail) = rest.split_at_mut(partitions.len() * task.record_values());
                 rest = tail;
                 items.push(Item { task, partitions, target: Target::Records(mine) });
@@ -212,7 +213,7 @@ impl Cpu {
         let mut rest = records;
         let mut items: Vec<(Tile<'_>, Task<'_>, &[f32])> = Vec::new();
         for (tile, task) in cut {
-            let (mine, tail) = rest.split_at(task.partitions() * task.record_values());
+            let (mine, tail) = rest.split_at(task.partitions.len() * task.record_values());
             rest = tail;
             items.push((tile, task, mine));
         }
@@ -262,16 +263,40 @@ impl Cpu {
 /// Largest score and sum of weights of a query that has seen no cell: no other has a sum below 1.
 const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
 
-/// The output in tiles of some rows of a span by the query heads of one key head.
+/// For each span, for every [`TILE_ROWS_MAX`] rows of it, the partitions that some row of them sees a cell of, ascending. Those
+/// of a sparse layer are as many as its selections have, however long the context is.
+fn seen_partitions(pass: &Pass<'_>, sparse: bool) -> Vec<Vec<Vec<u32>>> {
+    let of_rows = |span: &Span, row: usize| {
+        let rows = TILE_ROWS_MAX.min(span.count - row);
+        let all = (pass.states[span.state].tokens() + row + rows).div_ceil(PARTITION_CELLS) as u32;
+        if !sparse {
+            return (0..all).collect();
+        }
+        let partition = |cell: u32| cell / PARTITION_CELLS as u32;
+        let selections = &pass.selections[span.first + row..][..rows];
+        let runs = selections.iter().flat_map(|selection| &selection.runs);
+        let mut seen: Vec<u32> =
+            runs.flat_map(|&(first, end)| partition(first)..partition(end - 1) + 1).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        seen
+    };
+    let of_span =
+        |span: &Span| (0..span.count).step_by(TILE_ROWS_MAX).map(|row| of_rows(span, row)).collect();
+    pass.window.spans.iter().map(of_span).collect()
+}
+
+/// The output in tiles of some rows of a span by the query heads of one key head. `seen` is what [`seen_partitions`] gave.
 fn tiles<'a, 'b>(
     pass: &'a Pass<'_>,
     layer: usize,
     heads: usize,
+    seen: &'a [Vec<Vec<u32>>],
     mut rest: &'b mut [f32],
     width: usize,
 ) -> Vec<(Tile<'b>, Task<'a>)> {
     let mut tiles = Vec::new();
-    for span in &pass.window.spans {
+    for (span, seen) in pass.window.spans.iter().zip(seen) {
         let (rows, tail) = rest.split_at_mut(span.count * width);
         rest = tail;
         let state: &State = pass.states[span.state];
@@ -291,6 +316,7 @@ fn tiles<'a, 'b>(
                 first_cell,
                 kv_head: tile.column0() / group,
                 heads,
+                partitions: &seen[tile.row0() / TILE_ROWS_MAX],
             };
             (tile, task)
         }));
@@ -311,15 +337,13 @@ struct Task<'a> {
     kv_head: usize,
     /// Query heads.
     heads: usize,
+    /// Those with a cell that some row sees, ascending.
+    partitions: &'a [u32],
 }
 
 impl Task<'_> {
     fn queries(&self) -> usize {
         self.rows * self.heads
-    }
-
-    fn partitions(&self) -> usize {
-        (self.first_cell + self.rows).div_ceil(PARTITION_CELLS)
     }
 
     /// Values of the records of a partition: per query what it accumulated, its largest score and its sum of weights.
@@ -333,10 +357,10 @@ impl Task<'_> {
     }
 }
 
-/// Partitions of a task.
+/// Some partitions of a task.
 struct Item<'a> {
     task: Task<'a>,
-    partitions: Range<usize>,
+    partitions: &'a [u32],
     target: Target<'a>,
 }
 
@@ -372,9 +396,10 @@ impl Attention<'_> {
                 self.pass.selections[task.row + row].runs != [(0, (task.first_cell + row + 1) as u32)]
             });
         self.rotate_queries(&task, &mut scratch.rotated);
-        for partition in item.partitions.clone() {
+        for (i, &partition) in item.partitions.iter().enumerate() {
+            let partition = partition as usize;
             let start = partition * PARTITION_CELLS;
-            let at = (partition - item.partitions.start) * task.record_values();
+            let at = i * task.record_values();
             if sparse {
                 for row in 0..task.rows {
                     self.list_cells(&task, row, start, &mut scratch.listed);
