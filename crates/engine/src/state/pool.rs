@@ -1,6 +1,7 @@
 //! Where blocks of keys and values come from.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sys::arena::{ArenaError, Counters, Segment, lease_bytes, whole_steps};
 
@@ -12,6 +13,8 @@ use crate::error::StepError;
 #[derive(Debug)]
 pub struct KvPool {
     segment: Segment,
+    /// Blocks that were copied.
+    copies: AtomicUsize,
 }
 
 /// Memory is committed in steps of so many bytes: a few blocks of a large model. Smaller steps are more calls of the
@@ -39,7 +42,8 @@ impl KvPool {
                 KvPool::budget_bytes(layout, sequences).saturating_add(whole_steps(more_bytes, STEP_BYTES))
             }
         };
-        Ok(Arc::new(KvPool { segment: Segment::reserve("keys and values", bytes, STEP_BYTES)? }))
+        let segment = Segment::reserve("keys and values", bytes, STEP_BYTES)?;
+        Ok(Arc::new(KvPool { segment, copies: AtomicUsize::new(0) }))
     }
 
     /// What a pool for `sequences` sequences of full length may take.
@@ -51,6 +55,11 @@ impl KvPool {
     /// What it holds now.
     pub fn counters(&self) -> Counters {
         self.segment.counters()
+    }
+
+    /// How many blocks were copied since it was made, since two states wanted to write into them.
+    pub fn copies(&self) -> usize {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// A block of zeros.
@@ -69,6 +78,7 @@ impl KvPool {
     /// A copy of a block.
     pub(super) fn copy_of(&self, layout: &StateLayout, block: &CellBlock) -> Result<CellBlock, StepError> {
         let mut copy = self.block(layout)?;
+        self.copies.fetch_add(1, Ordering::Relaxed);
         copy.as_bytes_mut().copy_from_slice(block.as_bytes());
         Ok(copy)
     }
