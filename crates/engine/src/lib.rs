@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod accounting;
+mod answer;
 pub mod backend;
 pub mod engine;
 pub mod error;
@@ -33,6 +34,7 @@ mod weights;
 pub mod window;
 
 pub use accounting::Work;
+pub use answer::Answer;
 pub use engine::{Engine, EngineConfig};
 pub use error::{LoadError, StateError, StepError};
 pub use kernels::{Isa, PARTITION_CELLS};
@@ -42,8 +44,12 @@ pub use policy::{RowPolicy, StopReason, TokenMask, Verdict};
 pub use prefix::PrefixCounts;
 pub use request::{EndReason, Ended, Request, RequestError, RequestEvent};
 pub use sampler::{Dry, LogProbabilities, Sampled, Sampler, Sampling, SamplingError, TEMPERATURE_MAX};
-pub use saved::SavedOptions;
-pub use service::{Answer, Service, ServiceCounts, ServiceLimits, SubmitError};
+pub use saved::command::SavedError;
+pub use saved::{
+    MeasuredConversation, SavedContent, SavedConversation, SavedName, SavedOptions, SavedSpeed, delete_saved,
+    list_saved,
+};
+pub use service::{Service, ServiceCounts, ServiceLimits, SubmitError};
 pub use stage::Stage;
 pub use state::{KvGrowth, KvType, State};
 pub use weights::{Loading, Weights};

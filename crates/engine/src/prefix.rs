@@ -7,11 +7,16 @@
 //!
 //! Points share blocks of cells with each other and with the sequences that run. What they hold, each block once, is
 //! never more than the budget: the point that was not used for longest goes first, and a point that does not fit at all is
-//! not kept. Whoever goes on from a point has a copy of its own, so making room never takes away what was just found.
+//! not kept. Whoever goes on from a point has a copy of its own, so making room never takes away what was just found, and
+//! what those that wait will go on from is pinned: it goes only when a pass would fail otherwise.
+//!
+//! Where conversations are saved, one that is about to go is handed out to be written first. It stays and counts until it
+//! is written, so what is on its way is bounded, by a part of the budget; beyond that conversations are lost.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use kernels::PARTITION_CELLS;
 use sys::arena::lease_bytes;
 
 use crate::saved::Conversation;
@@ -28,6 +33,12 @@ pub(crate) struct PrefixCache {
     block_bytes: usize,
     /// Counts uses.
     clock: u64,
+    /// Whether conversations are saved.
+    saving: bool,
+    /// Conversations to be written before they go.
+    leaving: Vec<Conversation>,
+    /// States that were removed while somebody writes them: they count until that is done.
+    written_last: Vec<Arc<State>>,
 }
 
 /// A conversation.
@@ -43,11 +54,45 @@ struct Point {
     /// Shared with the thread that writes it to disk, never changed.
     state: Arc<State>,
     used: u64,
+    /// Somebody who waits will go on from it.
+    pinned: bool,
 }
 
 impl Point {
     fn tokens(&self) -> usize {
         self.state.tokens()
+    }
+
+    /// True where any beginning of it can be cut off, so that nothing is lost for long if a request that has `tokens` tokens
+    /// of it takes it over: a recurrent state is where a conversation can be gone back to, and is worth a copied block.
+    fn may_be_taken_over(&self, tokens: usize) -> bool {
+        self.state.can_be_cut() && self.tokens() == tokens && self.is_free()
+    }
+
+    /// Whether nobody writes it.
+    fn is_free(&self) -> bool {
+        Arc::strong_count(&self.state) == 1
+    }
+}
+
+impl Branch {
+    /// When it was used last.
+    fn used(&self) -> u64 {
+        self.points.iter().map(|point| point.used).max().unwrap_or(0)
+    }
+
+    /// What its points hold; they share all blocks but some of the last ones.
+    fn bytes(&self, block_bytes: usize) -> usize {
+        let own = self.points.iter().map(|point| POINT_BYTES + point.state.own_bytes());
+        let blocks: HashSet<usize> =
+            self.points.iter().flat_map(|point| point.state.block_addresses()).collect();
+        own.sum::<usize>() + blocks.len() * block_bytes
+    }
+
+    fn hand_out(&mut self) -> Conversation {
+        self.saved = true;
+        let states = self.points.iter().map(|point| point.state.clone()).collect();
+        Conversation { tokens: self.tokens.clone(), states }
     }
 }
 
@@ -68,8 +113,9 @@ pub struct PrefixCounts {
 }
 
 impl PrefixCache {
-    /// An empty cache; with 0 bytes it stays empty.
-    pub fn new(bytes_max: usize) -> PrefixCache {
+    /// An empty cache; with 0 bytes it stays empty. If it is `saving`, conversations come out of [`PrefixCache::leaving`]
+    /// before they go.
+    pub fn new(bytes_max: usize, saving: bool) -> PrefixCache {
         PrefixCache {
             branches: Vec::new(),
             bytes_max,
@@ -77,6 +123,9 @@ impl PrefixCache {
             blocks: HashMap::new(),
             block_bytes: 0,
             clock: 0,
+            saving,
+            leaving: Vec::new(),
+            written_last: Vec::new(),
         }
     }
 
@@ -96,18 +145,49 @@ impl PrefixCache {
     }
 
     /// A state that has read the longest beginning of `prompt` there is, short of its last token, whose row gives the
-    /// first logits. It is the caller's own.
-    pub fn find(&mut self, prompt: &[u32]) -> Option<State> {
+    /// first logits. It is the caller's own. Where nobody else is there (`alone`), it takes over the last block of cells of a
+    /// point that it will be in the place of anyway, in place of a copy.
+    pub fn find(&mut self, prompt: &[u32], alone: bool) -> Option<State> {
         let Reach { tokens, point, branch } = self.reach(prompt)?;
         self.clock += 1;
         let points = &mut self.branches[branch].points;
         // What a conversation began with is in use as long as the conversation is.
         points[..=point].iter_mut().for_each(|point| point.used = self.clock);
+        if alone && point + 1 == points.len() && points[point].may_be_taken_over(tokens) {
+            return Some(self.take_over(branch));
+        }
         let mut state = State::clone(&points[point].state);
         if state.tokens() > tokens {
             state.cut(tokens);
         }
         Some(state)
+    }
+
+    /// The last point of a branch, which leaves its whole blocks there until a longer one comes.
+    fn take_over(&mut self, branch: usize) -> State {
+        let Point { state, used, pinned } = self.branches[branch].points.pop().expect("a point");
+        self.release(&state);
+        let state = Arc::into_inner(state).expect("nobody else holds it");
+        let mut rest = state.clone();
+        rest.cut(state.tokens() / PARTITION_CELLS * PARTITION_CELLS);
+        let points = &self.branches[branch].points;
+        if rest.tokens() > points.last().map_or(0, Point::tokens) {
+            self.hold(&rest);
+            self.branches[branch].points.push(Point { state: Arc::new(rest), used, pinned });
+        }
+        self.shorten(branch);
+        state
+    }
+
+    /// Pins what these prompts will go on from, and nothing else.
+    pub fn pin<'a>(&mut self, prompts: impl Iterator<Item = &'a [u32]>) {
+        let all = self.branches.iter_mut().flat_map(|branch| &mut branch.points);
+        all.for_each(|point| point.pinned = false);
+        for prompt in prompts {
+            if let Some(Reach { branch, point, .. }) = self.reach(prompt) {
+                self.branches[branch].points[point].pinned = true;
+            }
+        }
     }
 
     /// How many tokens [`PrefixCache::find`] would answer with.
@@ -175,35 +255,115 @@ impl PrefixCache {
         }
         let cuts = state.can_be_cut();
         self.hold(&state);
-        self.branches[at].points.insert(place, Point { state: Arc::new(state), used });
+        self.branches[at].saved = false;
+        self.branches[at].points.insert(place, Point { state: Arc::new(state), used, pinned: false });
         self.thin(at, place, cuts);
+        self.sweep();
         // The new one itself is free to go, so this ends within the budget.
-        while self.bytes() > self.bytes_max && self.evict() {}
+        while self.bytes() > self.bytes_max && self.evict_of(false) {}
+        if self.bytes() > self.bytes_max / SAVED_FROM.1 * SAVED_FROM.0 {
+            self.save_oldest();
+        }
     }
 
-    /// Lets go of what was not used for longest; false if nothing is left. What is being written to disk stays: letting go of it
-    /// would free nothing.
+    /// Lets go of what was not used for longest, of what is pinned last; false if nothing is left. What is being written to
+    /// disk stays: letting go of it would free nothing.
     pub fn evict(&mut self) -> bool {
-        let all = self.branches.iter().enumerate().flat_map(|(branch, Branch { points, .. })| {
-            let free = |(_, point): &(usize, &Point)| Arc::strong_count(&point.state) == 1;
-            points.iter().enumerate().filter(free).map(move |(at, point)| (point.used, branch, at))
-        });
-        // Of points used together those in the middle go first; then the first one, which other conversations may share;
-        // the last one is where the conversation goes on.
-        let rank = |branch: usize, at: usize| match at {
-            at if at + 1 == self.branches[branch].points.len() => 2,
-            0 => 1,
-            _ => 0,
-        };
-        let oldest = all.min_by_key(|&(used, branch, at)| (used, rank(branch, at), at));
-        let Some((_, branch, at)) = oldest else { return false };
-        self.remove(branch, at);
+        self.sweep() || self.evict_of(false) || self.evict_of(true)
+    }
+
+    fn evict_of(&mut self, pinned: bool) -> bool {
+        loop {
+            let all = self.branches.iter().enumerate().flat_map(|(branch, Branch { points, .. })| {
+                let free = move |(_, point): &(usize, &Point)| point.is_free() && point.pinned == pinned;
+                points.iter().enumerate().filter(free).map(move |(at, point)| (point.used, branch, at))
+            });
+            // Of points used together those in the middle go first; then the first one, which other conversations may
+            // share; the last one is where the conversation goes on.
+            let rank = |branch: usize, at: usize| match at {
+                at if at + 1 == self.branches[branch].points.len() => 2,
+                0 => 1,
+                _ => 0,
+            };
+            let oldest = all.min_by_key(|&(used, branch, at)| (used, rank(branch, at), at));
+            let Some((_, branch, at)) = oldest else { return false };
+            // It goes once it is written, and something else now.
+            if !self.hand_out(branch) {
+                self.remove(branch, at);
+                return true;
+            }
+        }
+    }
+
+    /// Has a branch written that was not; false if there is no need or no room.
+    fn hand_out(&mut self, branch: usize) -> bool {
+        if !self.saving || self.branches[branch].saved {
+            return false;
+        }
+        let (on_their_way, more) = (self.bytes_on_their_way(), self.branches[branch].bytes(self.block_bytes));
+        if on_their_way + more > self.bytes_max / ON_THEIR_WAY {
+            tracing::debug!(
+                "a part of a conversation of {} tokens goes unsaved: {more} bytes of it and {on_their_way} that are being \
+                 written are more than a {ON_THEIR_WAY}th of the budget",
+                self.branches[branch].tokens.len()
+            );
+            return false;
+        }
+        let conversation = self.branches[branch].hand_out();
+        self.leaving.push(conversation);
         true
     }
 
+    /// Has the conversation written that was not used for longest, so that it can go without being lost; never the one that is
+    /// used now.
+    fn save_oldest(&mut self) {
+        let unsaved = self.branches.iter().enumerate().filter(|(_, branch)| !branch.saved);
+        let oldest = unsaved.map(|(at, branch)| (branch.used(), at)).min();
+        if let Some((used, at)) = oldest
+            && used < self.clock
+        {
+            self.hand_out(at);
+        }
+    }
+
+    /// Conversations to be written since the last call.
+    pub fn leaving(&mut self) -> Vec<Conversation> {
+        std::mem::take(&mut self.leaving)
+    }
+
+    /// Bytes of what is held by those that write it.
+    fn bytes_on_their_way(&self) -> usize {
+        let points = self.branches.iter().flat_map(|branch| &branch.points);
+        let held = points.filter(|point| !point.is_free()).map(|point| &point.state);
+        let (mut own_bytes, mut blocks) = (0, HashSet::new());
+        for state in held.chain(&self.written_last) {
+            own_bytes += POINT_BYTES + state.own_bytes();
+            blocks.extend(state.block_addresses());
+        }
+        own_bytes + blocks.len() * self.block_bytes
+    }
+
+    /// Stops counting what was removed and is written by now; true if that was anything.
+    fn sweep(&mut self) -> bool {
+        let removed = std::mem::take(&mut self.written_last);
+        let (written, writing): (Vec<_>, Vec<_>) =
+            removed.into_iter().partition(|state| Arc::strong_count(state) == 1);
+        self.written_last = writing;
+        written.iter().for_each(|state| self.release(state));
+        !written.is_empty()
+    }
+
     fn remove(&mut self, branch: usize, at: usize) {
-        let Point { state, .. } = self.branches[branch].points.remove(at);
-        self.release(&state);
+        let point = self.branches[branch].points.remove(at);
+        match point.is_free() {
+            true => self.release(&point.state),
+            false => self.written_last.push(point.state),
+        }
+        self.shorten(branch);
+    }
+
+    /// Forgets tokens of a branch that no point has read.
+    fn shorten(&mut self, branch: usize) {
         let Branch { tokens, points, .. } = &mut self.branches[branch];
         // Nobody goes on from tokens behind the last point.
         let known = points.last().map_or(0, Point::tokens);
@@ -221,12 +381,26 @@ impl PrefixCache {
         self.branches.iter().any(|branch| !branch.saved)
     }
 
-    /// A conversation as it is now, but for those that were handed out before.
+    /// A conversation as it is now, but for those that were handed out before; the one used last first.
     pub fn unsaved(&mut self) -> Option<Conversation> {
-        let branch = self.branches.iter_mut().find(|branch| !branch.saved)?;
-        branch.saved = true;
-        let states = branch.points.iter().map(|point| point.state.clone()).collect();
-        Some(Conversation { tokens: branch.tokens.clone(), states })
+        let unsaved = self.branches.iter_mut().filter(|branch| !branch.saved);
+        Some(unsaved.max_by_key(|branch| branch.used())?.hand_out())
+    }
+
+    /// Says that a conversation lies on disk as it was found here or there.
+    pub fn is_saved(&mut self, tokens: &[u32]) {
+        let same = self.branches.iter_mut().filter(|branch| *branch.tokens == *tokens);
+        same.for_each(|branch| branch.saved = true);
+    }
+
+    /// Lets go of a conversation, of its beginnings and of what went on from it.
+    pub fn forget(&mut self, tokens: &[u32]) {
+        for at in (0..self.branches.len()).rev() {
+            let of = &self.branches[at].tokens;
+            if common_prefix(of, tokens) == of.len().min(tokens.len()) {
+                (0..self.branches[at].points.len()).rev().for_each(|point| self.remove(at, point));
+            }
+        }
     }
 
     /// The branch that these tokens lie on, which grows where they go on from it. One that was cut off where these go on
@@ -243,33 +417,30 @@ impl PrefixCache {
             }
         });
         self.branches = apart;
+        let saved = matches!(&on[..], [branch] if branch.saved && branch.tokens.len() == whole.len());
         for mut branch in on {
             self.own_bytes -= size_of_val(&*branch.tokens);
             points.append(&mut branch.points);
         }
         self.own_bytes += size_of_val(&*whole);
         points.sort_by_key(Point::tokens);
-        self.branches.push(Branch { tokens: whole, points, saved: false });
+        self.branches.push(Branch { tokens: whole, points, saved });
         self.branches.len() - 1
     }
 
     /// Removes points that are not worth their bytes, now that one came to `place`: where states can be cut all those before
-    /// it; else every one whose neighbours lie closer together than a quarter of the way from there to the end.
+    /// it; else those of [`next_thin`].
     fn thin(&mut self, branch: usize, place: usize, cuts: bool) {
         if cuts {
             (0..place).rev().for_each(|at| self.remove(branch, at));
             return;
         }
+        let lengths = |of: &PrefixCache| of.branches[branch].points.iter().map(Point::tokens).collect();
+        let mut points: Vec<usize> = lengths(self);
         let mut at = 1;
-        while at + 1 < self.branches[branch].points.len() {
-            let points = &self.branches[branch].points;
-            let end = points[points.len() - 1].tokens();
-            let (before, after) = (points[at - 1].tokens(), points[at + 1].tokens());
-            if (after - before) * THINNING <= end - after {
-                self.remove(branch, at);
-            } else {
-                at += 1;
-            }
+        while let Some(thin) = next_thin(&points, at) {
+            self.remove(branch, thin);
+            (points, at) = (lengths(self), thin);
         }
     }
 
@@ -288,6 +459,20 @@ impl PrefixCache {
             }
         }
     }
+}
+
+/// What is being written may take this part of the budget.
+const ON_THEIR_WAY: usize = 4;
+
+/// From this part of the budget on conversations are written before they must go.
+const SAVED_FROM: (usize, usize) = (3, 4);
+
+/// The first of points of these lengths, ascending, from index `from` on (at least 1), whose neighbours lie closer together
+/// than a quarter of the way from there to the end.
+pub(crate) fn next_thin(points: &[usize], from: usize) -> Option<usize> {
+    let end = *points.last()?;
+    (from..points.len().saturating_sub(1))
+        .find(|&at| (points[at + 1] - points[at - 1]) * THINNING <= end - points[at + 1])
 }
 
 /// Points of a recurrent conversation lie so many times closer together than they are far from its end.

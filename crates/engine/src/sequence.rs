@@ -138,10 +138,10 @@ impl Sequence {
     }
 
     /// The tokens and a copy of the state, if it is to be kept now.
-    pub fn kept(&mut self) -> Option<(&[u32], State)> {
+    pub fn kept(&mut self) -> Option<(Vec<u32>, State)> {
         let tokens = self.state.tokens();
         self.stops.pop_if(|stop| *stop == tokens)?;
-        Some((&self.tokens[..tokens], self.state.clone()))
+        Some((self.tokens[..tokens].to_vec(), self.state.clone()))
     }
 
     /// Keeps nothing before it ends.

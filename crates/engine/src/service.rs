@@ -17,14 +17,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
+use crate::answer::Answer;
 use crate::engine::Engine;
-use crate::error::StepError;
 use crate::model::Model;
 use crate::prefix::{PrefixCache, PrefixCounts};
 use crate::request::{EndReason, Ended, Request, RequestError, RequestEvent};
-use crate::saved::{Saved, SavedOptions};
+use crate::saved::command::{Command, Reply, SavedError, answer};
+use crate::saved::{Load, Loaded, Note, Saved, SavedConversation, SavedName, SavedOptions};
 use crate::sequence::{Sequence, ValidRequest};
 use crate::state::State;
 
@@ -70,8 +71,7 @@ pub enum SubmitError {
 /// The door to an engine. Dropping it cancels what runs and ends the thread.
 pub struct Service {
     model: Arc<Model>,
-    /// Absent only while the service is dropped.
-    submissions: Option<mpsc::Sender<Submission>>,
+    messages: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     limits: ServiceLimits,
     thread: Option<JoinHandle<()>>,
@@ -87,6 +87,16 @@ struct Shared {
     points: AtomicUsize,
     point_bytes: AtomicUsize,
     alive: AtomicBool,
+}
+
+/// What the engine's thread is told.
+enum Message {
+    Submission(Submission),
+    /// By the threads of saved conversations.
+    Note(Note),
+    Command(Command),
+    /// Nobody submits any more.
+    Stop,
 }
 
 struct Submission {
@@ -133,93 +143,6 @@ impl Drop for Place {
     }
 }
 
-/// A request's own events. Dropping it cancels the request.
-///
-/// The last event is [`RequestEvent::Ended`], once, whatever happens to the engine.
-#[derive(Debug)]
-pub struct Answer {
-    events: UnboundedReceiver<RequestEvent>,
-    cancelled: Arc<AtomicBool>,
-    submitted: Instant,
-    /// What the end record would say if the engine broke down now; none once the end was handed out.
-    unended: Option<Progress>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Progress {
-    prompt_tokens: usize,
-    reused_tokens: usize,
-    read_tokens: usize,
-    generated_tokens: usize,
-    queue_time: Option<Duration>,
-    read_time: Option<Duration>,
-}
-
-impl Answer {
-    /// Stops the answer as soon as the engine hears of it; its end comes as an event.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Release);
-    }
-
-    /// The next event, waited for; nothing after [`RequestEvent::Ended`].
-    ///
-    /// # Panics
-    /// On a thread that runs asynchronous tasks, which it would hold up.
-    pub fn next_blocking(&mut self) -> Option<RequestEvent> {
-        self.unended?;
-        let event = self.events.blocking_recv();
-        Some(self.note(event))
-    }
-
-    /// As [`Answer::next_blocking`], for asynchronous tasks. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<RequestEvent> {
-        self.unended?;
-        let event = self.events.recv().await;
-        Some(self.note(event))
-    }
-
-    /// Follows an event; a channel that was closed without an end becomes one.
-    fn note(&mut self, event: Option<RequestEvent>) -> RequestEvent {
-        let elapsed = self.submitted.elapsed();
-        let progress = self.unended.as_mut().expect("no event after the end");
-        match &event {
-            Some(RequestEvent::Admitted { reused_tokens }) => {
-                progress.queue_time = Some(elapsed);
-                progress.reused_tokens = *reused_tokens;
-            }
-            Some(RequestEvent::Read { tokens }) => progress.read_tokens = tokens - progress.reused_tokens,
-            Some(RequestEvent::Token(_)) => {
-                progress.generated_tokens += 1;
-                progress.read_time.get_or_insert(elapsed - progress.queue_time.unwrap_or_default());
-            }
-            Some(RequestEvent::Ended(_)) | None => {}
-        }
-        let progress = *progress;
-        let event = event.unwrap_or_else(|| RequestEvent::Ended(progress.broken(elapsed)));
-        if matches!(event, RequestEvent::Ended(_)) {
-            self.unended = None;
-        }
-        event
-    }
-}
-
-impl Progress {
-    fn broken(self, elapsed: Duration) -> Ended {
-        let queue_time = self.queue_time.unwrap_or(elapsed);
-        let read_time = self.read_time.unwrap_or(elapsed - queue_time);
-        Ended {
-            reason: EndReason::Failed(RequestError::EngineGone),
-            prompt_tokens: self.prompt_tokens,
-            reused_tokens: self.reused_tokens,
-            read_tokens: self.read_tokens,
-            generated_tokens: self.generated_tokens,
-            queue_time,
-            read_time,
-            write_time: elapsed - queue_time - read_time,
-        }
-    }
-}
-
 impl Service {
     /// Hands the engine to a thread of its own.
     ///
@@ -239,14 +162,21 @@ impl Service {
         limits: ServiceLimits,
         options: SavedOptions,
     ) -> std::io::Result<Service> {
-        let saved = Saved::open(options, engine.model().clone())?;
-        Service::start_with(engine, limits, Some(saved))
+        Service::start_with(engine, limits, Some(options))
     }
 
-    fn start_with(engine: Engine, limits: ServiceLimits, saved: Option<Saved>) -> std::io::Result<Service> {
+    fn start_with(
+        engine: Engine,
+        limits: ServiceLimits,
+        options: Option<SavedOptions>,
+    ) -> std::io::Result<Service> {
         assert!(limits.parallel_max > 0, "a service that answers nobody");
         let model = engine.model().clone();
-        let (submissions, incoming) = mpsc::channel();
+        let (messages, incoming) = mpsc::channel();
+        let notes = messages.clone();
+        // Nobody may be there to hear of it any more: then it is found at the next start.
+        let tell = move |note| drop(notes.send(Message::Note(note)));
+        let saved = options.map(|options| Saved::open(options, model.clone(), tell)).transpose()?;
         let shared = Arc::new(Shared {
             taken: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
@@ -257,11 +187,22 @@ impl Service {
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("engine".into()).spawn(move || {
             let _alive = Alive(of_thread.clone());
-            let prefix = PrefixCache::new(engine.model().prefix_bytes);
-            let (waiting, running) = (VecDeque::new(), Vec::new());
-            Running { engine, limits, shared: of_thread, waiting, running, prefix, saved }.run(&incoming);
+            let prefix = PrefixCache::new(engine.model().prefix_bytes, saved.is_some());
+            let running = Running {
+                engine,
+                limits,
+                shared: of_thread,
+                waiting: VecDeque::new(),
+                loading: Vec::new(),
+                running: Vec::new(),
+                prefix,
+                saved,
+                restoring: Vec::new(),
+                saving: Vec::new(),
+            };
+            running.run(&incoming);
         })?;
-        Ok(Service { model, submissions: Some(submissions), shared, limits, thread: Some(thread) })
+        Ok(Service { model, messages, shared, limits, thread: Some(thread) })
     }
 
     /// The model.
@@ -301,17 +242,50 @@ impl Service {
         let cancelled = Arc::new(AtomicBool::new(false));
         let caller = Caller { events, cancelled: cancelled.clone() };
         let submission = Submission { request, caller, submitted, place, waits: false };
-        let submissions = self.submissions.as_ref().expect("present until dropped");
-        submissions.send(submission).map_err(|_| SubmitError::Stopped)?;
-        let unended = Progress {
-            prompt_tokens,
-            reused_tokens: 0,
-            read_tokens: 0,
-            generated_tokens: 0,
-            queue_time: None,
-            read_time: None,
-        };
-        Ok(Answer { events: receiver, cancelled, submitted, unended: Some(unended) })
+        self.messages.send(Message::Submission(submission)).map_err(|_| SubmitError::Stopped)?;
+        Ok(Answer::new(receiver, cancelled, submitted, prompt_tokens))
+    }
+
+    /// The conversations of this model that are saved, the one used last first.
+    ///
+    /// # Errors
+    /// [`SavedError`]
+    pub fn saved(&self) -> Result<Vec<SavedConversation>, SavedError> {
+        self.command(Command::List)
+    }
+
+    /// Saves what is kept in memory and was not saved yet, and waits for it. What could not be written is in the log.
+    ///
+    /// # Errors
+    /// [`SavedError`]
+    pub fn save_all(&self) -> Result<(), SavedError> {
+        self.command(Command::SaveAll)
+    }
+
+    /// Loads a saved conversation into memory, so that a request that goes on from it need not wait for the disk; returns its
+    /// tokens. Only the state at its end is loaded: those of its beginnings stay where they are.
+    ///
+    /// # Errors
+    /// [`SavedError`]
+    pub fn restore(&self, name: SavedName) -> Result<usize, SavedError> {
+        self.command(|reply| Command::Restore(name, reply))
+    }
+
+    /// Removes a saved conversation, from memory too: its beginnings and what went on from it, unless it is being answered.
+    ///
+    /// # Errors
+    /// [`SavedError`]
+    pub fn delete_saved(&self, name: SavedName) -> Result<(), SavedError> {
+        self.command(|reply| Command::Delete(name, reply))
+    }
+
+    fn command<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SavedError> {
+        let (reply, answer) = mpsc::channel();
+        self.messages.send(Message::Command(command(reply))).map_err(|_| SavedError::Stopped)?;
+        answer.recv_timeout(COMMAND_WITHIN).unwrap_or_else(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => Err(SavedError::StillBusy { after: COMMAND_WITHIN }),
+            mpsc::RecvTimeoutError::Disconnected => Err(SavedError::Stopped),
+        })
     }
 
     fn place(&self) -> Result<Place, SubmitError> {
@@ -328,7 +302,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.submissions = None;
+        // The thread may have ended by itself.
+        let _ = self.messages.send(Message::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was reported where it happened.
             let _ = thread.join();
@@ -355,6 +330,11 @@ const BETWEEN_SAVINGS: Duration = Duration::from_millis(100);
 /// A state on disk must save the reading of more tokens than these: loading takes time, too.
 const LOADED_TOKENS_MIN: usize = 16;
 
+/// How often those whose states are being loaded are looked at while nothing is computed: they may have had enough.
+const LOAD_POLL: Duration = Duration::from_millis(20);
+
+/// How long a caller waits for a command about saved conversations.
+const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 /// And a copy of a running sequence's state than what is kept: both sides write to blocks of their own then.
 const COPIED_TOKENS_MIN: usize = 16;
 
@@ -369,11 +349,18 @@ struct Running {
     limits: ServiceLimits,
     shared: Arc<Shared>,
     waiting: VecDeque<Submission>,
+    /// Those whose state is coming from the disk. They wait like the others, but for their place among the running, which is
+    /// kept for them: the memory is.
+    loading: Vec<Loading>,
     running: Vec<Member>,
     /// What was read before.
     prefix: PrefixCache,
     /// And is on disk.
     saved: Option<Saved>,
+    /// Who waits for a conversation to be loaded into memory.
+    restoring: Vec<(Load, SavedName, Reply<usize>)>,
+    /// Who waits for everything to be written.
+    saving: Vec<Reply<()>>,
 }
 
 struct Member {
@@ -382,28 +369,31 @@ struct Member {
     place: Place,
 }
 
+struct Loading {
+    submission: Submission,
+    load: Load,
+    /// From then on it reads its prompt instead.
+    deadline: Instant,
+}
+
+/// Whether there is more to come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    GoOn,
+    Stop,
+}
+
 impl Running {
     /// Until nobody can submit any more.
-    fn run(mut self, incoming: &mpsc::Receiver<Submission>) {
+    fn run(mut self, incoming: &mpsc::Receiver<Message>) {
         loop {
-            if self.running.is_empty() && self.waiting.is_empty() {
-                match self.wait(incoming) {
-                    Some(submission) => self.waiting.push_back(submission),
-                    None => return self.save(),
-                }
-            }
-            loop {
-                match incoming.try_recv() {
-                    Ok(submission) => self.waiting.push_back(submission),
-                    Err(mpsc::TryRecvError::Empty) => break,
-                    Err(mpsc::TryRecvError::Disconnected) => {
-                        self.cancel_all();
-                        return self.save();
-                    }
-                }
+            if self.receive(incoming) == Flow::Stop {
+                self.cancel_all();
+                return self.end(incoming);
             }
             // Who has enough leaves its place before others take theirs.
             self.leave_queue();
+            self.stop_loading();
             for member in &mut self.running {
                 if member.caller.has_enough() {
                     member.sequence.end(EndReason::Cancelled);
@@ -416,18 +406,121 @@ impl Running {
         }
     }
 
-    /// The next submission; nothing once nobody can submit any more. Meanwhile there is time to save.
-    fn wait(&mut self, incoming: &mpsc::Receiver<Submission>) -> Option<Submission> {
+    /// Takes what has come; where there is nothing to compute, that is waited for. Meanwhile there is time to save.
+    fn receive(&mut self, incoming: &mpsc::Receiver<Message>) -> Flow {
         let mut idle = IDLE_BEFORE_SAVING;
-        while self.saved.is_some() && self.prefix.has_unsaved() {
-            match incoming.recv_timeout(idle) {
-                Ok(submission) => return Some(submission),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(mpsc::RecvTimeoutError::Timeout) => self.save_one(),
+        while self.running.is_empty() && (self.waiting.is_empty() || self.room() == 0) {
+            let message = match (self.loading.is_empty(), self.saved.is_some() && self.prefix.has_unsaved()) {
+                (false, _) => incoming.recv_timeout(LOAD_POLL),
+                (true, true) => incoming.recv_timeout(idle),
+                (true, false) => incoming.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            };
+            match message {
+                Ok(message) => {
+                    if self.take(message) == Flow::Stop {
+                        return Flow::Stop;
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Flow::Stop,
+                Err(mpsc::RecvTimeoutError::Timeout) if self.loading.is_empty() => {
+                    self.save_one();
+                    idle = BETWEEN_SAVINGS;
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => break,
             }
-            idle = BETWEEN_SAVINGS;
         }
-        incoming.recv().ok()
+        loop {
+            let flow = match incoming.try_recv() {
+                Ok(message) => self.take(message),
+                Err(mpsc::TryRecvError::Empty) => return Flow::GoOn,
+                Err(mpsc::TryRecvError::Disconnected) => Flow::Stop,
+            };
+            if flow == Flow::Stop {
+                return flow;
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Flow {
+        match message {
+            Message::Submission(submission) => self.waiting.push_back(submission),
+            Message::Note(note) => self.hear(note),
+            Message::Command(command) => self.obey(command),
+            Message::Stop => return Flow::Stop,
+        }
+        Flow::GoOn
+    }
+
+    /// Places that nobody has and nobody waits for with a state on its way.
+    fn room(&self) -> usize {
+        self.limits.parallel_max.saturating_sub(self.running.len() + self.loading.len())
+    }
+
+    /// What a thread of the saved conversations tells.
+    fn hear(&mut self, note: Note) {
+        let saved = self.saved.as_mut().expect("it has told something");
+        let loaded = saved.hear(note);
+        if saved.is_free() {
+            self.saving.drain(..).for_each(|reply| answer(&reply, Ok(())));
+        }
+        let Some(Loaded { number, tokens, state, useless }) = loaded else { return };
+        if let Some(at) = self.loading.iter().position(|loading| loading.load.number == number) {
+            let Loading { submission, deadline, .. } = self.loading.remove(at);
+            match useless {
+                true => self.find(submission, deadline),
+                false => self.begin(submission, state),
+            }
+        } else {
+            let restoring = self.restoring.iter().position(|(load, ..)| load.number == number);
+            let restoring = restoring.map(|at| self.restoring.remove(at));
+            let read = state.as_ref().map(State::tokens);
+            // Too late for whoever wanted it, but it is here now.
+            if let Some(state) = state {
+                self.keep(&tokens[..state.tokens()], state);
+                self.prefix.is_saved(&tokens);
+                self.count_prefix();
+            }
+            if let Some((_, name, reply)) = restoring {
+                answer(&reply, read.ok_or(SavedError::NotLoaded { name }));
+            }
+        }
+    }
+
+    /// Does what is asked about saved conversations. Who asked may have left.
+    fn obey(&mut self, command: Command) {
+        let Some(saved) = &mut self.saved else {
+            match command {
+                Command::List(reply) => answer(&reply, Err(SavedError::Off)),
+                Command::Restore(_, reply) => answer(&reply, Err(SavedError::Off)),
+                Command::SaveAll(reply) | Command::Delete(_, reply) => answer(&reply, Err(SavedError::Off)),
+            }
+            return;
+        };
+        match command {
+            Command::List(reply) => answer(&reply, Ok(saved.list())),
+            Command::SaveAll(reply) => {
+                let coming = coming(&self.waiting, &self.limits);
+                while let Some(conversation) = self.prefix.unsaved() {
+                    saved.write(conversation, &coming);
+                }
+                match saved.is_free() {
+                    true => answer(&reply, Ok(())),
+                    false => self.saving.push(reply),
+                }
+            }
+            Command::Restore(name, reply) => match saved.load_named(name) {
+                Some(load) => self.restoring.push((load, name, reply)),
+                None => answer(&reply, Err(SavedError::Unknown { name })),
+            },
+            Command::Delete(name, reply) => {
+                let deleted = saved.delete(name);
+                if let Some(tokens) = &deleted {
+                    self.prefix.forget(tokens);
+                    self.count_prefix();
+                }
+                answer(&reply, deleted.map(|_| ()).ok_or(SavedError::Unknown { name }));
+            }
+        }
     }
 
     /// Hands a conversation that was not saved to the thread that writes, if that is done with the last one: what it holds
@@ -437,33 +530,44 @@ impl Running {
             && saved.is_free()
             && let Some(conversation) = self.prefix.unsaved()
         {
-            saved.write(conversation);
+            saved.write(conversation, &[]);
         }
     }
 
-    /// All of them, at the end, when nothing more is kept.
-    fn save(&mut self) {
-        if let Some(saved) = &mut self.saved {
-            while let Some(conversation) = self.prefix.unsaved() {
-                saved.write(conversation);
+    /// Has those conversations written that are about to go.
+    fn save_leaving(&mut self) {
+        let leaving = self.prefix.leaving();
+        if let Some(saved) = self.saved.as_mut().filter(|_| !leaving.is_empty()) {
+            let coming = coming(&self.waiting, &self.limits);
+            leaving.into_iter().for_each(|conversation| saved.write(conversation, &coming));
+        }
+    }
+
+    /// Keeps a state. What those that wait will go on from stays.
+    fn keep(&mut self, tokens: &[u32], state: State) {
+        self.prefix.pin(coming(&self.waiting, &self.limits).into_iter());
+        self.prefix.keep(tokens, state);
+        self.save_leaving();
+    }
+
+    /// Saves what is not saved, as far as there is time.
+    fn end(mut self, incoming: &mpsc::Receiver<Message>) {
+        let Some(saved) = self.saved.take() else { return };
+        let notes = |within| loop {
+            match incoming.recv_timeout(within) {
+                Ok(Message::Note(note)) => return Some(note),
+                // Who asks now hears that the engine has stopped.
+                Ok(Message::Submission(_) | Message::Command(_) | Message::Stop) => {}
+                Err(_) => return None,
             }
-        }
+        };
+        saved.end(|| self.prefix.unsaved(), notes);
     }
 
-    /// A state that has read as much of the prompt as any: kept in memory, of a sequence that runs, or on disk.
-    fn state(&mut self, prompt: &[u32]) -> Result<State, StepError> {
-        let kept = self.prefix.find(prompt);
-        let known = kept.as_ref().map_or(0, State::tokens);
-        let live = self.running.iter().map(|member| (member.sequence.shared(prompt).now, member));
-        let live = live.max_by_key(|(now, _)| *now).filter(|(now, _)| *now >= known + COPIED_TOKENS_MIN);
-        let known = live.as_ref().map_or(known, |(now, _)| *now) + LOADED_TOKENS_MIN;
-        if let Some(state) = self.saved.as_mut().and_then(|saved| saved.find(prompt, known)) {
-            return Ok(state);
-        }
-        match live.map(|(now, member)| member.sequence.copy(now)).or(kept) {
-            Some(state) => Ok(state),
-            None => self.engine.model().new_state(),
-        }
+    /// The running sequence whose state has read most of a prompt, and how many tokens.
+    fn live(&self, prompt: &[u32]) -> Option<(usize, &Sequence)> {
+        let live = self.running.iter().map(|Member { sequence, .. }| (sequence.shared(prompt).now, sequence));
+        live.max_by_key(|(now, _)| *now)
     }
 
     /// A running sequence that is just reading what this prompt begins with, and how far: where going on from there saves
@@ -494,12 +598,30 @@ impl Running {
         }
     }
 
+    /// Those who have had enough do not wait for their state, nor do those who waited for too long.
+    fn stop_loading(&mut self) {
+        let now = Instant::now();
+        for at in (0..self.loading.len()).rev() {
+            let has_enough = self.loading[at].submission.caller.has_enough();
+            if has_enough || self.loading[at].deadline <= now {
+                let Loading { submission, .. } = self.loading.remove(at);
+                match has_enough {
+                    true => submission.end(EndReason::Cancelled),
+                    false => {
+                        tracing::warn!("a state took too long to be loaded; the prompt is read instead");
+                        self.begin(submission, None);
+                    }
+                }
+            }
+        }
+    }
+
     /// Gives places to those that came first. Who waits for what a running sequence reads has its place, and no state yet; this
     /// is decided anew before every window, so that when the other one has read it, or ended before, nobody needs to say so.
     fn admit(&mut self) {
         self.running.iter_mut().for_each(|member| member.sequence.await_nothing());
         let mut at = 0;
-        while at < self.waiting.len() && self.running.len() + at < self.limits.parallel_max {
+        while at < self.waiting.len() && at < self.room() {
             let Submission { request, waits, .. } = &self.waiting[at];
             // Who has waited so long waits for the rest, too.
             let tokens_min = if *waits { 1 } else { AWAITED_TOKENS_MIN };
@@ -510,14 +632,41 @@ impl Running {
                 continue;
             }
             let submission = self.waiting.remove(at).expect("one that waits");
-            self.begin(submission);
+            let within = self.saved.as_ref().map_or(Duration::ZERO, |saved| saved.options().load_within);
+            self.find(submission, Instant::now() + within);
         }
-        assert!(self.waiting.is_empty() || !self.running.is_empty(), "all wait, and nobody runs");
+        let nobody = self.running.is_empty() && self.loading.is_empty();
+        assert!(self.waiting.is_empty() || !nobody, "all wait, and nobody runs");
     }
 
-    fn begin(&mut self, Submission { request, caller, submitted, place, .. }: Submission) {
+    /// Looks for a state that has read as much of the prompt as any: kept in memory, of a sequence that runs, or on disk.
+    fn find(&mut self, submission: Submission, deadline: Instant) {
+        let prompt = submission.request.prompt();
+        let live = self.live(prompt).map_or(0, |(now, _)| now);
+        let known = self.prefix.known(prompt).max(live) + LOADED_TOKENS_MIN;
+        match self.saved.as_mut().and_then(|saved| saved.load(prompt, known)) {
+            Some(load) => self.loading.push(Loading { submission, load, deadline }),
+            None => self.begin(submission, None),
+        }
+    }
+
+    /// Gives a request its place among the running, with what was loaded for it if nothing in memory has read more.
+    fn begin(&mut self, submission: Submission, loaded: Option<State>) {
+        let Submission { request, caller, submitted, place, .. } = submission;
         let (prompt_tokens, queue_time) = (request.prompt_tokens(), submitted.elapsed());
-        match self.state(request.prompt()) {
+        let prompt = request.prompt();
+        let kept = self.prefix.known(prompt);
+        let live = self.live(prompt).filter(|(now, _)| *now >= kept + COPIED_TOKENS_MIN);
+        let known = live.map_or(kept, |(now, _)| now);
+        let live = live.map(|(now, sequence)| sequence.copy(now));
+        let state = match loaded.filter(|state| state.tokens() > known).or(live) {
+            Some(state) => Ok(state),
+            None => {
+                let alone = self.running.is_empty() && self.waiting.is_empty() && self.loading.is_empty();
+                self.prefix.find(prompt, alone).map_or_else(|| self.engine.model().new_state(), Ok)
+            }
+        };
+        match state {
             Ok(state) => {
                 self.tell_parting(&request, state.tokens());
                 let mut sequence = Sequence::new(request, state, queue_time);
@@ -564,11 +713,10 @@ impl Running {
         let prefix = &mut self.prefix;
         let emit = &mut |index: usize, event| callers[index].tell(event);
         self.engine.step(&mut sequences, emit, &mut || prefix.evict());
-        for sequence in sequences {
-            if let Some((tokens, state)) = sequence.kept() {
-                self.prefix.keep(tokens, state);
-            }
-        }
+        let kept: Vec<(Vec<u32>, State)> =
+            sequences.into_iter().filter_map(|sequence| sequence.kept()).collect();
+        kept.into_iter().for_each(|(tokens, state)| self.keep(&tokens, state));
+        self.save_leaving();
     }
 
     fn remove_ended(&mut self) {
@@ -578,11 +726,9 @@ impl Running {
                 // The state is kept or freed and the place given on before the caller hears of the end.
                 let (ended, computed) = sequence.finish();
                 if let Some((tokens, state)) = computed {
-                    self.prefix.keep(&tokens, state);
+                    self.keep(&tokens, state);
                 }
-                let PrefixCounts { points, bytes } = self.prefix.counts();
-                self.shared.points.store(points, Ordering::Relaxed);
-                self.shared.point_bytes.store(bytes, Ordering::Relaxed);
+                self.count_prefix();
                 drop(place);
                 self.shared.running.store(self.running.len(), Ordering::Release);
                 caller.tell(RequestEvent::Ended(ended));
@@ -590,11 +736,24 @@ impl Running {
         }
     }
 
+    fn count_prefix(&self) {
+        let PrefixCounts { points, bytes } = self.prefix.counts();
+        self.shared.points.store(points, Ordering::Relaxed);
+        self.shared.point_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     fn cancel_all(&mut self) {
+        let loading = self.loading.drain(..).map(|loading| loading.submission);
+        loading.for_each(|submission| submission.end(EndReason::Cancelled));
         self.running.iter_mut().for_each(|member| member.sequence.end(EndReason::Cancelled));
         self.remove_ended();
         self.waiting.drain(..).for_each(|submission| submission.end(EndReason::Cancelled));
     }
+}
+
+/// The prompts of those that are next.
+fn coming<'a>(waiting: &'a VecDeque<Submission>, limits: &ServiceLimits) -> Vec<&'a [u32]> {
+    waiting.iter().take(limits.parallel_max).map(|submission| submission.request.prompt()).collect()
 }
 
 /// The end of a request of which nothing was read.

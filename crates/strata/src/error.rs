@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use chat::{ChatError, ConstraintError};
 use engine::memory::{Change, Refusal};
-use engine::{LoadError, RequestError, StepError, SubmitError};
+use engine::{LoadError, RequestError, SavedName, StepError, SubmitError};
 
 use crate::repl::WrongCommand;
 
@@ -55,6 +55,14 @@ pub enum Error {
         folder: PathBuf,
         /// Names that may have been meant, nearest first.
         nearest: Vec<String>,
+    },
+    /// No conversation of that name.
+    #[error("no conversation {name} is in {}; strata saved list prints the names", folder.display())]
+    NotSaved {
+        /// As given.
+        name: SavedName,
+        /// Where it was looked for.
+        folder: PathBuf,
     },
     /// A model of which the first file has not come whole.
     #[error("only a part of {name} is here; pull it again, which goes on from there")]
@@ -221,7 +229,10 @@ impl Error {
         match self {
             Error::ReaderGone => 0,
             Error::Load { source, .. } if matches!(**source, LoadError::InstructionSet { .. }) => 2,
-            Error::NoDataFolder | Error::NotConfirmed { .. } | Error::Peer { .. } => 2,
+            Error::NoDataFolder
+            | Error::NotConfirmed { .. }
+            | Error::NotSaved { .. }
+            | Error::Peer { .. } => 2,
             Error::Pull(fault) => fault.exit_code(),
             Error::Load { .. }
             | Error::Tokenizer { .. }

@@ -21,6 +21,7 @@ mod pull;
 mod remove;
 mod repl;
 mod run;
+mod saved;
 mod serve;
 mod tokenize;
 
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::pull(&args),
         Command::List(args) => list::list(&args),
         Command::Rm(args) => remove::remove(&args),
+        Command::Saved(args) => saved::saved(&args),
     };
     match result {
         Ok(()) | Err(Error::ReaderGone) => ExitCode::SUCCESS,

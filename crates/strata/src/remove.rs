@@ -66,7 +66,8 @@ fn chosen<'a>(name: &str, stored: &'a [Stored], folder: &Path) -> Result<Vec<&'a
     }
 }
 
-fn confirmed(question: &str) -> Result<bool, Error> {
+/// Asks on the terminal; nobody there says no.
+pub fn confirmed(question: &str) -> Result<bool, Error> {
     if !io::stdin().is_terminal() {
         return Ok(false);
     }

@@ -29,7 +29,7 @@ probabilities, n above 1) is refused as such. Any name of a model is taken.
 
 Without --api-key no web page is answered, nor requests that name the server by a name other than localhost, an address
 of its own or --host. When it is ready, one line with its address goes to standard output. Ctrl-C or SIGTERM ends it:
-running answers have 5 s to come to their end."
+running answers have 5 s to come to their end, and what is not saved in --state-dir yet has 30 s."
 )]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -93,6 +93,7 @@ impl ServeArgs {
             folder: folder.clone(),
             bytes_max: self.state_bytes,
             age_max: Duration::from_secs(u64::from(self.state_days) * 24 * 60 * 60),
+            ..SavedOptions::default()
         });
         Kept { prefix_bytes: self.prefix_cache, saved }
     }

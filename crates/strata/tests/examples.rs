@@ -55,6 +55,8 @@ fn furnished() -> tempfile::TempDir {
     for name in ["wiki.test.raw", "book.txt"] {
         std::fs::write(path(name), &text).expect("written");
     }
+    std::fs::create_dir(path("states")).expect("made");
+    std::fs::write(path("states/0123456789abcdef.conversation"), "").expect("written");
     fake_llama_bench(&path("llama-bench"));
     // For `git diff |`: a repository without a change will do.
     let git = Command::new("git").args(["init", "--quiet"]).current_dir(folder.path()).status();

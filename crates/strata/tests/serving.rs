@@ -121,6 +121,8 @@ fn conversations_outlive_the_server() {
     assert_eq!(cached, 0);
     assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 0));
     assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 99));
+    the_saved_conversation_is_listed_and_deleted(&states);
+    assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 0));
     // In no more bytes than were given.
     assert_eq!(ask(&["--state-dir", &states, "--state-bytes", "1K"]), (text, 0));
     assert_eq!(std::fs::read_dir(&states).expect("a folder").count(), 0);
@@ -128,6 +130,31 @@ fn conversations_outlive_the_server() {
     std::fs::write(&file, "no folder").expect("written");
     let refused = strata(&["serve", "-m", &model("q2-tiny-F32"), "--port", "0", "--state-dir", &file]);
     assert!(refused.stderr.contains("cannot keep conversations in"), "{}", refused.stderr);
+}
+
+fn the_saved_conversation_is_listed_and_deleted(states: &str) {
+    let listed = strata(&["saved", "list", "--state-dir", states, "--json"]);
+    let listed: Value = serde_json::from_str(&listed.stdout).expect("JSON");
+    let [one] = &listed["conversations"].as_array().expect("an array")[..] else { panic!("{listed}") };
+    let name = one["name"].as_str().expect("a name");
+    assert_eq!((one["tokens"].as_u64(), one["kv"].as_str()), (Some(119), Some("f16")), "{listed}");
+    assert_eq!(one["bytes"], listed["bytes"]);
+    let table = strata(&["saved", "list", "--state-dir", states]).stdout;
+    assert!(table.contains(&format!("{name}  119 tokens, 1 states, f16, used just now")), "{table}");
+    let delete = |name: &str, yes: &[&str]| {
+        let ran = strata(&[&["saved", "delete", "--state-dir", states, name], yes].concat());
+        (ran.code, ran.stdout + &ran.stderr)
+    };
+    let (code, said) = delete(name, &[]);
+    assert!(code == 2 && said.contains("give --yes"), "{said}");
+    let (code, said) = delete("0000000000000000", &["--yes"]);
+    assert!(code == 2 && said.contains("strata saved list prints the names"), "{said}");
+    let (code, said) = delete("../../secret", &["--yes"]);
+    assert!(code == 2 && said.contains("sixteen hexadecimal digits"), "{said}");
+    let (code, said) = delete(name, &["--yes"]);
+    assert!(code == 0 && said.contains("are free again: "), "{said}");
+    assert!(strata(&["saved", "list", "--state-dir", states]).stdout.starts_with("No conversations in "));
+    assert_eq!(strata(&["saved", "list", "--state-dir", "no such folder"]).code, 6);
 }
 
 /// Token -1 as a prompt ended one server, and was a fault of another's own.

@@ -237,7 +237,7 @@ impl CellBlock {
         self.memory.len()
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.memory
     }
 

@@ -1,11 +1,11 @@
 //! States as bytes.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use kernels::{NUMERICS, PARTITION_CELLS};
 
-use super::{DeltaState, KvPool, KvType, PendingRows, State, StateLayout};
+use super::{CellBlock, DeltaState, KvPool, KvType, PendingRows, State, StateLayout};
 use crate::error::{StateError, StepError};
 
 const MAGIC: &[u8; 8] = b"STRATAst";
@@ -23,14 +23,9 @@ impl State {
         out
     }
 
-    /// Writes what [`State::to_bytes`] makes, without a copy of it in memory.
-    ///
-    /// # Errors
-    /// Those of `out`.
-    pub(crate) fn write_to(&self, identity: ModelIdentity, out: &mut dyn Write) -> io::Result<()> {
-        assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
-        assert!(!self.lost, "the state was lost in a pass that failed");
-        let mut out = Checked { out, hash: crc32fast::Hasher::new() };
+    fn write_to(&self, identity: ModelIdentity, out: &mut dyn Write) -> io::Result<()> {
+        self.assert_whole();
+        let mut out = Checked::new(out);
         out.put(MAGIC)?;
         for number in [VERSION, NUMERICS] {
             out.put(&number.to_le_bytes())?;
@@ -38,16 +33,50 @@ impl State {
         out.put(&identity.0.to_le_bytes())?;
         out.put(&kv_code(self.layout.kv))?;
         out.put(&layout_hash(&self.layout).to_le_bytes())?;
+        self.put_tokens(&mut out)?;
+        for block in self.blocks_used() {
+            out.put(block.as_bytes())?;
+        }
+        self.put_rest(&mut out)?;
+        let checksum = out.hash.finalize();
+        out.out.write_all(&checksum.to_le_bytes())
+    }
+
+    /// Writes everything but cells, whose blocks [`State::blocks_used`] has; returns how many bytes that is, and its
+    /// checksum.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub(crate) fn write_own(&self, out: &mut dyn Write) -> io::Result<(u64, u32)> {
+        self.assert_whole();
+        let mut out = Checked::new(out);
+        self.put_tokens(&mut out)?;
+        self.put_rest(&mut out)?;
+        Ok((out.bytes, out.hash.finalize()))
+    }
+
+    /// At least as many bytes as [`State::write_own`] writes, and hardly more.
+    pub(crate) fn own_len_max(&self) -> u64 {
+        let counts = 8 * (8 + self.raw_keys.len() + 8 * self.delta.len());
+        let history = size_of_val(&self.ngram_history[..]);
+        (self.own_bytes() + history + counts) as u64
+    }
+
+    fn assert_whole(&self) {
+        assert_eq!(self.tentative, 0, "the rows of the last span were neither kept nor taken back");
+        assert!(!self.lost, "the state was lost in a pass that failed");
+    }
+
+    fn put_tokens(&self, out: &mut Checked<'_>) -> io::Result<()> {
         out.put_u64(self.tokens as u64)?;
         out.put(&i64::from(self.next_position).to_le_bytes())?;
         out.put_u64(self.positions_first as u64)?;
         out.put_u64(self.positions.len() as u64)?;
-        for value in self.positions.iter().flatten() {
-            out.put(&value.to_le_bytes())?;
-        }
-        for block in &self.blocks[..self.blocks_used()] {
-            out.put(block.as_bytes())?;
-        }
+        self.positions.iter().flatten().try_for_each(|value| out.put(&value.to_le_bytes()))
+    }
+
+    /// What comes behind the cells.
+    fn put_rest(&self, out: &mut Checked<'_>) -> io::Result<()> {
         for raw in &self.raw_keys {
             out.put_floats(raw)?;
         }
@@ -62,11 +91,7 @@ impl State {
         for tail in self.tails.iter().chain(&self.ngram_tail) {
             out.put_floats(tail.values())?;
         }
-        for token in &self.ngram_history {
-            out.put(&token.to_le_bytes())?;
-        }
-        let checksum = out.hash.finalize();
-        out.out.write_all(&checksum.to_le_bytes())
+        self.ngram_history.iter().try_for_each(|token| out.put(&token.to_le_bytes()))
     }
 
     /// Reads what [`State::to_bytes`] wrote for the same model.
@@ -81,8 +106,9 @@ impl State {
         pool: &Arc<KvPool>,
     ) -> Result<State, StateError> {
         let body = bytes.len().checked_sub(4).ok_or(StateError::Damaged("too short"))?;
-        let mut reader = Reader { bytes: &bytes[..body] };
-        if reader.take(8)? != MAGIC {
+        let mut input = &bytes[..body];
+        let mut reader = Reader { input: &mut input, left: body };
+        if &reader.take()? != MAGIC {
             return Err(StateError::Damaged("not a state"));
         }
         for (what, wanted) in [("version", VERSION), ("numeric definition", NUMERICS)] {
@@ -99,22 +125,61 @@ impl State {
             return Err(StateError::Damaged("checksum"));
         }
         reader.same_number("model", identity.0)?;
-        let (found, wanted) = (reader.take(8)?, kv_code(layout.kv));
+        let (found, wanted) = (reader.take::<8>()?, kv_code(layout.kv));
         if found != wanted {
             let name = |code: &[u8]| String::from_utf8_lossy(code).trim_end().to_owned();
-            return Err(StateError::Foreign { what: "KV format", found: name(found), wanted: name(&wanted) });
+            return Err(StateError::Foreign {
+                what: "KV format",
+                found: name(&found),
+                wanted: name(&wanted),
+            });
         }
         reader.same_number("shape", layout_hash(&layout))?;
         let mut state = State::new(layout, pool).map_err(no_memory)?;
-        reader.state(&mut state)?;
-        match reader.bytes.is_empty() {
-            true => Ok(state),
-            false => Err(StateError::Damaged("too long")),
+        reader.tokens_and_positions(&mut state)?;
+        let blocks = state.layout.blocks(state.tokens);
+        reader.cells(&mut state, blocks, &mut |_, _| true)?;
+        reader.rest(&mut state)?;
+        match reader.left {
+            0 => Ok(state),
+            _ => Err(StateError::Damaged("too long")),
         }
     }
 
-    fn blocks_used(&self) -> usize {
-        self.blocks.len().min(self.tokens.div_ceil(PARTITION_CELLS))
+    /// Reads what [`State::write_own`] wrote, `own_bytes` bytes with this checksum, and behind them the first of its blocks,
+    /// each with its own: as many as there are checksums. A state that needs more of them is to be cut.
+    ///
+    /// # Errors
+    /// As [`State::from_bytes`].
+    pub(crate) fn read_own(
+        input: &mut dyn Read,
+        layout: Arc<StateLayout>,
+        pool: &Arc<KvPool>,
+        own_bytes: usize,
+        own_checksum: u32,
+        block_checksums: &[u32],
+    ) -> Result<State, StateError> {
+        let mut state = State::new(layout, pool).map_err(no_memory)?;
+        let mut own = Hashing { input, hash: crc32fast::Hasher::new() };
+        let mut reader = Reader { input: &mut own, left: own_bytes };
+        reader.tokens_and_positions(&mut state)?;
+        reader.rest(&mut state)?;
+        if reader.left > 0 {
+            return Err(StateError::Damaged("too long"));
+        }
+        if own.hash.finalize() != own_checksum {
+            return Err(StateError::Damaged("checksum"));
+        }
+        let left = block_checksums.len() * state.layout.block_bytes;
+        let mut reader = Reader { input, left };
+        let same = &mut |at: usize, bytes: &[u8]| crc32fast::hash(bytes) == block_checksums[at];
+        reader.cells(&mut state, block_checksums.len(), same)?;
+        Ok(state)
+    }
+
+    /// Blocks that hold cells of committed tokens.
+    pub(crate) fn blocks_used(&self) -> &[Arc<CellBlock>] {
+        &self.blocks[..self.blocks.len().min(self.tokens.div_ceil(PARTITION_CELLS))]
     }
 }
 
@@ -126,11 +191,17 @@ fn no_memory(_: StepError) -> StateError {
 struct Checked<'a> {
     out: &'a mut dyn Write,
     hash: crc32fast::Hasher,
+    bytes: u64,
 }
 
 impl Checked<'_> {
+    fn new(out: &mut dyn Write) -> Checked<'_> {
+        Checked { out, hash: crc32fast::Hasher::new(), bytes: 0 }
+    }
+
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
         self.out.write_all(bytes)
     }
 
@@ -164,23 +235,47 @@ fn layout_hash(layout: &StateLayout) -> u64 {
     crate::model::fnv1a(format!("{kv:?} {attention:?} {block_bytes} {delta:?} {ngram:?}").as_bytes())
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
+/// What is read through it is in a checksum.
+struct Hashing<'a> {
+    input: &'a mut dyn Read,
+    hash: crc32fast::Hasher,
 }
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], StateError> {
-        let (head, tail) = self.bytes.split_at_checked(len).ok_or(StateError::Damaged("too short"))?;
-        self.bytes = tail;
-        Ok(head)
+impl Read for Hashing<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(into)?;
+        self.hash.update(&into[..read]);
+        Ok(read)
+    }
+}
+
+struct Reader<'a> {
+    input: &'a mut dyn Read,
+    /// Bytes that may still be read.
+    left: usize,
+}
+
+impl Reader<'_> {
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), StateError> {
+        self.left = self.left.checked_sub(into.len()).ok_or(StateError::Damaged("too short"))?;
+        self.input.read_exact(into).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => StateError::Damaged("too short"),
+            _ => StateError::Damaged("it cannot be read"),
+        })
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], StateError> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
     }
 
     fn u32(&mut self) -> Result<u32, StateError> {
-        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes")))
+        Ok(u32::from_le_bytes(self.take()?))
     }
 
     fn u64(&mut self) -> Result<u64, StateError> {
-        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
+        Ok(u64::from_le_bytes(self.take()?))
     }
 
     fn same_number(&mut self, what: &'static str, wanted: u64) -> Result<(), StateError> {
@@ -194,29 +289,33 @@ impl<'a> Reader<'a> {
     fn count(&mut self, item_bytes: usize) -> Result<usize, StateError> {
         let count = usize::try_from(self.u64()?).map_err(|_| StateError::Damaged("a count"))?;
         match count.checked_mul(item_bytes) {
-            Some(bytes) if bytes <= self.bytes.len() => Ok(count),
+            Some(bytes) if bytes <= self.left => Ok(count),
             _ => Err(StateError::Damaged("a count")),
         }
     }
 
     fn floats(&mut self) -> Result<Vec<f32>, StateError> {
-        let count = self.count(4)?;
-        let bytes = self.take(count * 4)?;
-        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect())
+        let mut values = vec![0.0; self.count(4)?];
+        self.fill(sys::cast::bytes_of_mut(&mut values))?;
+        Ok(values)
     }
 
     fn floats_into(&mut self, out: &mut [f32]) -> Result<(), StateError> {
-        let values = self.floats()?;
-        if values.len() != out.len() {
+        if self.count(4)? != out.len() {
             return Err(StateError::Damaged("an array's length"));
         }
-        out.copy_from_slice(&values);
-        Ok(())
+        self.fill(sys::cast::bytes_of_mut(out))
     }
 
-    fn state(&mut self, state: &mut State) -> Result<(), StateError> {
-        self.tokens_and_positions(state)?;
-        self.cells(state)?;
+    /// What comes behind the cells.
+    fn rest(&mut self, state: &mut State) -> Result<(), StateError> {
+        let State { layout, positions, raw_keys, .. } = state;
+        for (cells, raw) in layout.attention.iter().zip(raw_keys) {
+            *raw = self.floats()?;
+            if raw.len() != cells.indexer.map_or(0, |indexer| positions.len() * indexer.head_dim) {
+                return Err(StateError::Damaged("raw keys"));
+            }
+        }
         for delta in 0..state.delta.len() {
             self.delta(state, delta)?;
         }
@@ -235,7 +334,7 @@ impl<'a> Reader<'a> {
             return Err(StateError::TooLong { tokens, context_tokens });
         }
         state.tokens = tokens as usize;
-        let position = i64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes"));
+        let position = i64::from_le_bytes(self.take()?);
         state.next_position = i32::try_from(position).map_err(|_| StateError::Damaged("a position"))?;
         let first = self.u64()?;
         state.positions_first = state.layout.first_incomplete(state.tokens);
@@ -252,22 +351,25 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn cells(&mut self, state: &mut State) -> Result<(), StateError> {
-        let State { layout, pool, tokens, positions, blocks, raw_keys, .. } = state;
-        if layout.block_bytes > 0 {
-            for _ in 0..tokens.div_ceil(PARTITION_CELLS) {
-                // Looked for before memory is taken for it.
-                let bytes = self.take(layout.block_bytes)?;
-                let mut block = pool.block(layout).map_err(no_memory)?;
-                block.as_bytes_mut().copy_from_slice(bytes);
-                blocks.push(Arc::new(block));
+    /// Blocks of cells; `same` hears of each whether it is as it was written.
+    fn cells(
+        &mut self,
+        state: &mut State,
+        count: usize,
+        same: &mut dyn FnMut(usize, &[u8]) -> bool,
+    ) -> Result<(), StateError> {
+        let State { layout, pool, blocks, .. } = state;
+        for at in 0..count {
+            // Memory is taken only for what can be there.
+            if layout.block_bytes > self.left {
+                return Err(StateError::Damaged("too short"));
             }
-        }
-        for (cells, raw) in layout.attention.iter().zip(raw_keys) {
-            *raw = self.floats()?;
-            if raw.len() != cells.indexer.map_or(0, |indexer| positions.len() * indexer.head_dim) {
-                return Err(StateError::Damaged("raw keys"));
+            let mut block = pool.block(layout).map_err(no_memory)?;
+            self.fill(block.as_bytes_mut())?;
+            if !same(at, block.as_bytes()) {
+                return Err(StateError::Damaged("checksum"));
             }
+            blocks.push(Arc::new(block));
         }
         Ok(())
     }

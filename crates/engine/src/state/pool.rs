@@ -1,6 +1,7 @@
 //! Where blocks of keys and values come from.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sys::arena::{ArenaError, Counters, Segment, lease_bytes, whole_steps};
 
@@ -12,6 +13,8 @@ use crate::error::StepError;
 #[derive(Debug)]
 pub struct KvPool {
     segment: Segment,
+    /// Blocks that were copied.
+    copies: AtomicUsize,
 }
 
 /// How memory for cells comes and goes.
@@ -68,7 +71,7 @@ impl KvPool {
         if growth.hold {
             segment.keep(planned);
         }
-        Ok(Arc::new(KvPool { segment }))
+        Ok(Arc::new(KvPool { segment, copies: AtomicUsize::new(0) }))
     }
 
     /// What a pool for `sequences` sequences of full length may take.
@@ -81,6 +84,11 @@ impl KvPool {
     /// What it holds now.
     pub fn counters(&self) -> Counters {
         self.segment.counters()
+    }
+
+    /// How many blocks were copied since it was made, since two states wanted to write into them.
+    pub fn copies(&self) -> usize {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// A block of zeros.
@@ -99,6 +107,7 @@ impl KvPool {
     /// A copy of a block.
     pub(super) fn copy_of(&self, layout: &StateLayout, block: &CellBlock) -> Result<CellBlock, StepError> {
         let mut copy = self.block(layout)?;
+        self.copies.fetch_add(1, Ordering::Relaxed);
         copy.as_bytes_mut().copy_from_slice(block.as_bytes());
         Ok(copy)
     }

@@ -25,6 +25,7 @@ use crate::pull::PullArgs;
 use crate::remove::RemoveArgs;
 use crate::repl::ChatArgs;
 use crate::run::RunArgs;
+use crate::saved::SavedArgs;
 use crate::serve::ServeArgs;
 use crate::tokenize::TokenizeArgs;
 
@@ -81,6 +82,8 @@ pub enum Command {
     List(ListArgs),
     /// Remove a model from the data folder
     Rm(RemoveArgs),
+    /// List or remove saved conversations
+    Saved(SavedArgs),
 }
 
 /// Which model.
