@@ -55,8 +55,15 @@ impl Setting {
         match folder {
             None => Service::start(engine, limits).expect("a thread"),
             Some(folder) => {
-                let age_max = Duration::from_secs(3600);
-                let options = SavedOptions { folder: folder.into(), bytes_max: 1 << 30, age_max };
+                // As long as it takes: a load that is given up is read again, and that is what the counts would say.
+                let within = Duration::from_secs(600);
+                let options = SavedOptions {
+                    folder: folder.into(),
+                    bytes_max: 1 << 30,
+                    load_within: within,
+                    end_within: within,
+                    ..SavedOptions::default()
+                };
                 Service::start_saving(engine, limits, options).expect("a folder and threads")
             }
         }

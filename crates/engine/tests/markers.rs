@@ -6,7 +6,6 @@ mod rewrite;
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use copying_model::{FIRST_FILLER, PLACES, marker};
 use engine::policy::StopTokens;
@@ -183,8 +182,7 @@ fn service(file: &Path, folder: &Path, random: &mut Random) -> (Service, usize) 
     let engine = Engine::load(file, &config).expect("a model");
     let slots = random.within(1..=8);
     let limits = ServiceLimits { parallel_max: 1 + slots, queue_max: 64 };
-    let age_max = Duration::from_secs(3600);
-    let options = SavedOptions { folder: folder.into(), bytes_max: 1 << 28, age_max };
+    let options = SavedOptions { folder: folder.into(), bytes_max: 1 << 28, ..SavedOptions::default() };
     (Service::start_saving(engine, limits, options).expect("a folder and threads"), slots)
 }
 
