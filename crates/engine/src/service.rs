@@ -198,6 +198,7 @@ impl Service {
                 prefix,
                 saved,
                 restoring: Vec::new(),
+                disk_hangs: false,
                 saving: Vec::new(),
             };
             running.run(&incoming);
@@ -330,13 +331,14 @@ const BETWEEN_SAVINGS: Duration = Duration::from_millis(100);
 /// A state on disk must save the reading of more tokens than these: loading takes time, too.
 const LOADED_TOKENS_MIN: usize = 16;
 
+/// And a copy of a running sequence's state than what is kept: both sides write to blocks of their own then.
+const COPIED_TOKENS_MIN: usize = 16;
+
 /// How often those whose states are being loaded are looked at while nothing is computed: they may have had enough.
 const LOAD_POLL: Duration = Duration::from_millis(20);
 
 /// How long a caller waits for a command about saved conversations.
 const COMMAND_WITHIN: Duration = Duration::from_secs(60);
-/// And a copy of a running sequence's state than what is kept: both sides write to blocks of their own then.
-const COPIED_TOKENS_MIN: usize = 16;
 
 /// A request waits for what another one reads where that saves it the reading of so many tokens. Fewer are read beside the other's
 /// in about the time of a window, and up to one window is what waiting may cost: the rest of its prompt is read after the
@@ -357,6 +359,8 @@ struct Running {
     prefix: PrefixCache,
     /// And is on disk.
     saved: Option<Saved>,
+    /// Whether a load took too long, and nothing was loaded since: others would wait as long behind it.
+    disk_hangs: bool,
     /// Who waits for a conversation to be loaded into memory.
     restoring: Vec<(Load, SavedName, Reply<usize>)>,
     /// Who waits for everything to be written.
@@ -464,6 +468,7 @@ impl Running {
             self.saving.drain(..).for_each(|reply| answer(&reply, Ok(())));
         }
         let Some(Loaded { number, tokens, state, useless }) = loaded else { return };
+        self.disk_hangs = false;
         if let Some(at) = self.loading.iter().position(|loading| loading.load.number == number) {
             let Loading { submission, deadline, .. } = self.loading.remove(at);
             match useless {
@@ -609,6 +614,7 @@ impl Running {
                     true => submission.end(EndReason::Cancelled),
                     false => {
                         tracing::warn!("a state took too long to be loaded; the prompt is read instead");
+                        self.disk_hangs = true;
                         self.begin(submission, None);
                     }
                 }
@@ -644,7 +650,8 @@ impl Running {
         let prompt = submission.request.prompt();
         let live = self.live(prompt).map_or(0, |(now, _)| now);
         let known = self.prefix.known(prompt).max(live) + LOADED_TOKENS_MIN;
-        match self.saved.as_mut().and_then(|saved| saved.load(prompt, known)) {
+        let saved = self.saved.as_mut().filter(|_| !self.disk_hangs);
+        match saved.and_then(|saved| saved.load(prompt, known)) {
             Some(load) => self.loading.push(Loading { submission, load, deadline }),
             None => self.begin(submission, None),
         }
@@ -658,8 +665,8 @@ impl Running {
         let kept = self.prefix.known(prompt);
         let live = self.live(prompt).filter(|(now, _)| *now >= kept + COPIED_TOKENS_MIN);
         let known = live.map_or(kept, |(now, _)| now);
-        let live = live.map(|(now, sequence)| sequence.copy(now));
-        let state = match loaded.filter(|state| state.tokens() > known).or(live) {
+        let loaded = loaded.filter(|state| state.tokens() > known);
+        let state = match loaded.or_else(|| live.map(|(now, sequence)| sequence.copy(now))) {
             Some(state) => Ok(state),
             None => {
                 let alone = self.running.is_empty() && self.waiting.is_empty() && self.loading.is_empty();

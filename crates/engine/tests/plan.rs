@@ -54,6 +54,7 @@ fn any_options(random: &mut Random, trained: usize) -> PlanOptions {
         tentative_rows: random.below(3) * 4,
         output_rows: 1 << random.below(8),
         prefix_bytes: [None, Some(0), Some(1 << random.below(36))][random.below(3)],
+        saving: random.below(2) == 0,
         loading: Loading::ALL[random.below(3)],
     }
 }

@@ -4,9 +4,7 @@ mod support;
 
 use engine::policy::StopTokens;
 use engine::sampler::Sampling;
-use engine::{
-    EndReason, Ended, Engine, EngineConfig, LoadOptions, Request, RequestEvent, Service, ServiceLimits,
-};
+use engine::{EndReason, Ended, Request, RequestEvent, Service};
 use support::*;
 
 const CHUNK_TOKENS: usize = 64;
@@ -28,21 +26,7 @@ fn service_of(name: &str, prefix_bytes: usize, parallel_max: usize) -> Service {
 }
 
 fn service_in(name: &str, context_tokens: usize, prefix_bytes: usize, parallel_max: usize) -> Service {
-    let load = LoadOptions {
-        context_tokens: Some(context_tokens),
-        sequences: Some(parallel_max),
-        prefix_bytes,
-        ..LoadOptions::default()
-    };
-    let config = EngineConfig { load, threads: 1, isa: None, chunk_tokens: CHUNK_TOKENS };
-    let engine = Engine::load(&f32_model(name), &config).expect("a model");
-    Service::start(engine, ServiceLimits { parallel_max, queue_max: 64 }).expect("a thread")
-}
-
-/// `len` tokens that no other seed gives.
-fn text(service: &Service, seed: usize, len: usize) -> Vec<u32> {
-    let vocabulary = service.model().spec.vocabulary;
-    (0..len).map(|i| ((seed * 131 + i * i * 7 + i * seed) % vocabulary) as u32).collect()
+    started(name, context_tokens, prefix_bytes, parallel_max, CHUNK_TOKENS)
 }
 
 fn request(prompt: &[u32], message_ends: &[usize], tokens_max: usize) -> Request {

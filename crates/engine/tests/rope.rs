@@ -163,3 +163,27 @@ fn a_scaled_context_is_longer_and_another_identity() {
     let none = RopeOverride { scaling: Some(RopeScaling::None), ..yarn };
     assert_eq!(overridden("q4e-tiny", none, Some(4 * trained)).spec.context_tokens, trained);
 }
+
+/// `--rope-scaling yarn` without a factor changed nothing and said nothing, and a factor for a file that says it is not scaled made
+/// its context longer and left its positions.
+#[test]
+fn scaling_that_has_no_effect_is_told() {
+    let applied = |over: RopeOverride, scaling: Option<&str>, context_tokens| {
+        let mut file = ModelFile::open(&f32_model("llama-tiny")).unwrap();
+        if let Some(scaling) = scaling {
+            file.metadata.set("llama.rope.scaling.type", scaling.into());
+        }
+        let trained = file.metadata.integer("llama.context_length").unwrap().unwrap();
+        let scaled = over.apply(&mut file, context_tokens).unwrap();
+        (scaled, file.metadata.integer("llama.context_length").unwrap().unwrap() / trained)
+    };
+    let yarn = RopeOverride { scaling: Some(RopeScaling::Yarn), ..RopeOverride::default() };
+    let twice = RopeOverride { factor: Some(2.0), ..RopeOverride::default() };
+    assert_eq!(applied(yarn, None, None), (false, 1));
+    assert_eq!(applied(RopeOverride { factor: Some(2.0), ..yarn }, None, None), (true, 2));
+    assert_eq!(applied(twice, None, None), (true, 2));
+    assert_eq!(applied(twice, Some("none"), None), (false, 1));
+    assert_eq!(applied(RopeOverride { factor: Some(2.0), ..yarn }, Some("none"), None), (true, 2));
+    let none = RopeOverride { scaling: Some(RopeScaling::None), ..RopeOverride::default() };
+    assert_eq!(applied(none, None, None), (true, 1));
+}

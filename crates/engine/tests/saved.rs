@@ -50,11 +50,6 @@ fn saving_with(engine: Engine, options: SavedOptions) -> Service {
     Service::start_saving(engine, LIMITS, options).expect("a folder and threads")
 }
 
-fn text(service: &Service, seed: usize, len: usize) -> Vec<u32> {
-    let vocabulary = service.model().spec.vocabulary;
-    (0..len).map(|i| ((seed * 131 + i * i * 7 + i * seed) % vocabulary) as u32).collect()
-}
-
 fn request(prompt: &[u32], message_ends: &[usize]) -> Request {
     Request {
         prompt: prompt.to_vec(),
@@ -531,4 +526,26 @@ fn names_are_numbers() {
     {
         assert_eq!(SavedName::parse(text), None, "{text}");
     }
+}
+
+/// Every request that had something on a disk that hung waited for it as long as the first one did, one after the other.
+#[cfg(target_os = "linux")]
+#[test]
+fn nobody_waits_behind_a_load_that_hangs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let before = saving("llama-tiny", folder.path());
+    let prompts = [1, 2].map(|seed| text(&before, seed, 200));
+    prompts.iter().for_each(|prompt| drop(asked(&before, prompt, &[])));
+    drop(before);
+    let load_within = Duration::from_secs(2);
+    let options = SavedOptions { folder: folder.path().into(), load_within, ..ROOMY };
+    let after = saving_with(engine("llama-tiny", KvType::F16, 1024), options);
+    files(folder.path(), "conversation").iter().for_each(|path| made_a_pipe(path));
+    let ends = prompts.map(|prompt| asked(&after, &prompt, &[]).1);
+    assert_eq!(
+        ends.each_ref().map(|end| (end.reused_tokens, end.reason.clone())),
+        [(0, EndReason::Length), (0, EndReason::Length)]
+    );
+    assert!(ends[0].queue_time >= load_within, "the first one waits as long as it may");
+    assert!(ends[1].queue_time < load_within, "the second one waited behind it: {:?}", ends[1].queue_time);
 }

@@ -6,10 +6,7 @@ use std::sync::mpsc;
 
 use engine::policy::StopTokens;
 use engine::sampler::Sampling;
-use engine::{
-    Answer, EndReason, Ended, Engine, EngineConfig, LoadOptions, Request, RequestEvent, RowPolicy, Service,
-    ServiceLimits, Verdict,
-};
+use engine::{Answer, EndReason, Ended, Request, RequestEvent, RowPolicy, Service, Verdict};
 use support::conductor::{Conductor, event};
 use support::*;
 
@@ -20,15 +17,7 @@ const ROOMY: usize = 1 << 30;
 const RECURRENT: [&str; 4] = ["q3next-tiny", "q35-tiny", "q35moe-tiny", "q4e-tiny"];
 
 fn service(name: &str, prefix_bytes: usize, parallel_max: usize) -> Service {
-    let load = LoadOptions {
-        context_tokens: Some(4096),
-        sequences: Some(parallel_max),
-        prefix_bytes,
-        ..LoadOptions::default()
-    };
-    let config = EngineConfig { load, threads: 1, isa: None, chunk_tokens: CHUNK_TOKENS };
-    let engine = Engine::load(&f32_model(name), &config).expect("a model");
-    Service::start(engine, ServiceLimits { parallel_max, queue_max: 64 }).expect("a thread")
+    started(name, 4096, prefix_bytes, parallel_max, CHUNK_TOKENS)
 }
 
 /// `len` tokens that begin with `seed`, so that texts of two seeds part at once.

@@ -150,7 +150,8 @@ pub fn chat_model(
 ) -> Result<ChatModel, Error> {
     let Places { parallel_max, queue_max } = places;
     let (sequences, prefix_bytes) = (parallel_max.unwrap_or(1), kept.prefix_bytes);
-    let wanted = PlanOptions { context_tokens, sequences, prefix_bytes, ..PlanOptions::default() };
+    let saving = kept.saved.is_some();
+    let wanted = PlanOptions { context_tokens, sequences, prefix_bytes, saving, ..PlanOptions::default() };
     let planner: Planner<'_> = if parallel_max.is_some() { &memory::plan } else { &memory::plan_sequences };
     let (engine, parallel_max) = planned(model, compute, planner, wanted, flags)?;
     let limits = ServiceLimits { parallel_max, queue_max };

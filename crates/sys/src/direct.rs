@@ -23,6 +23,9 @@ pub const ALIGNMENT_BYTES: usize = 4096;
 /// Requests under way at once, and as many buffers: while one is filled the disk has the others.
 const LANES: usize = 4;
 
+/// Bytes of the buffers that a [`Writer`] has, or a [`Reader`], or what is measured beside them.
+pub const BUFFERS_BYTES: usize = LANES * CHUNK_BYTES;
+
 /// Part of a file on its way between a buffer and the disk.
 struct Job {
     buffer: AlignedBuf<u8>,

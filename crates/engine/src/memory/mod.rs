@@ -78,6 +78,8 @@ pub struct PlanOptions {
     pub output_rows: usize,
     /// Bytes of states that may be kept of what was read, to be gone on from; what the machine can spare if absent.
     pub prefix_bytes: Option<u64>,
+    /// Whether conversations are saved on disk.
+    pub saving: bool,
     /// How weights come into memory.
     pub loading: Loading,
 }
@@ -93,6 +95,7 @@ impl Default for PlanOptions {
             tentative_rows: 0,
             output_rows: 1,
             prefix_bytes: Some(0),
+            saving: false,
             loading: Loading::Moved,
         }
     }

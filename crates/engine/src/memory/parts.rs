@@ -51,6 +51,8 @@ pub enum PartKind {
     Recurrent,
     /// States of what was read before.
     Prefixes,
+    /// Buffers between conversations and the disk.
+    Saving,
     /// Rows that are not complete or wait to be kept.
     OpenRows,
     /// Scratch buffers of a window.
@@ -77,6 +79,7 @@ impl PartKind {
             PartKind::DraftKv => "draft KV cells",
             PartKind::Recurrent => "recurrent state",
             PartKind::Prefixes => "kept conversations",
+            PartKind::Saving => "disk buffers",
             PartKind::OpenRows => "open rows",
             PartKind::Scratch => "scratch buffers",
             PartKind::Logits => "logits",
@@ -131,6 +134,12 @@ pub(super) fn parts(shapes: &Shapes, options: &PlanOptions, context_tokens: usiz
         state(shapes, options, context_tokens).into_iter().chain(window(shapes, options, context_tokens));
     let present = own.filter(|(_, bytes, _)| *bytes > 0);
     parts.extend(present.map(|(kind, bytes, reason)| Part { kind, bytes, place: Place::Process, reason }));
+    if options.saving {
+        let reason =
+            "of a conversation that is saved and one that is loaded, and states taken over from older files";
+        let (kind, bytes) = (PartKind::Saving, crate::saved::BUFFERS_BYTES);
+        parts.push(Part { kind, bytes, place: Place::Process, reason: reason.to_owned() });
+    }
     finish(&mut parts);
     parts
 }

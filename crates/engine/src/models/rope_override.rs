@@ -62,17 +62,18 @@ pub struct RopeOverride {
 
 impl RopeOverride {
     /// Writes it over the keys of `file`, of which a context of `context_tokens` is wanted. Where positions are scaled the
-    /// model's context grows by the factor.
+    /// model's context grows by the factor. False if scaling was asked for and nothing says by how much, or the file says that there
+    /// is none.
     ///
     /// # Errors
     /// [`LoadError`] where the file does not say what is needed.
-    pub fn apply(&self, file: &mut ModelFile, context_tokens: Option<usize>) -> Result<(), LoadError> {
+    pub fn apply(&self, file: &mut ModelFile, context_tokens: Option<usize>) -> Result<bool, LoadError> {
         if *self == RopeOverride::default() {
-            return Ok(());
+            return Ok(true);
         }
         let Some(architecture) = file.metadata.string("general.architecture")?.map(str::to_owned) else {
             // Whoever reads the model says what is missing.
-            return Ok(());
+            return Ok(true);
         };
         let mut set = Vec::new();
         let mut number = |key: &'static str, value: Option<f32>| {
@@ -97,7 +98,9 @@ impl RopeOverride {
         if self.original_context_tokens.is_some() || self.scaling.is_some() {
             set.push(("rope.scaling.original_context_length", size(original)));
         }
-        if let Some(factor) = self.factor_of(&keys, original, context_tokens)? {
+        let factor = self.factor_of(&keys, original, context_tokens)?;
+        let wants = self.factor.is_some() || self.scaling.is_some_and(|scaling| scaling != RopeScaling::None);
+        if let Some(factor) = factor {
             set.push(("rope.scaling.factor", Value::F32(factor)));
             let reached = (original as f64 * f64::from(factor.max(1.0))).round();
             set.push(("context_length", size(reached.min(f64::from(i32::MAX)) as usize)));
@@ -105,7 +108,7 @@ impl RopeOverride {
         for (key, value) in set {
             file.metadata.set(&format!("{architecture}.{key}"), value);
         }
-        Ok(())
+        Ok(factor.is_some() || !wants)
     }
 
     /// The factor that is to be written, if any.
@@ -115,8 +118,11 @@ impl RopeOverride {
         original: usize,
         context_tokens: Option<usize>,
     ) -> Result<Option<f32>, LoadError> {
+        let unscaled = keys.optional_string("rope.scaling.type")? == Some(RopeScaling::None.name());
         match (self.scaling, self.factor) {
             (Some(RopeScaling::None), _) => Ok(Some(1.0)),
+            // A factor alone scales nothing there.
+            (None, Some(_)) if unscaled => Ok(None),
             (_, Some(factor)) => Ok(Some(factor)),
             (None, None) => Ok(None),
             (Some(_), None) => match context_tokens.filter(|&tokens| tokens > original) {

@@ -35,6 +35,8 @@ const TOKENS_MAX: u64 = 1 << 28;
 const POINTS_MAX: u64 = 1 << 16;
 /// What points that are taken over from another file may take of memory until they are written.
 const CARRIED_BYTES_MAX: u64 = 256 << 20;
+/// What saving and loading take of memory besides states: one file each at a time.
+pub(crate) const BUFFERS_BYTES: u64 = 2 * direct::BUFFERS_BYTES as u64 + CARRIED_BYTES_MAX;
 
 /// What a file holds, and where.
 #[derive(Debug, PartialEq)]

@@ -10,6 +10,8 @@ mod file;
 mod folder;
 mod measure;
 
+pub(crate) use file::BUFFERS_BYTES;
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -354,11 +356,12 @@ impl Saved {
         Some(self.order(reach.entry, reach.point, reach.tokens))
     }
 
-    /// Begins to load all of a conversation.
+    /// Begins to load the last state of a conversation.
     pub fn load_named(&mut self, name: SavedName) -> Option<Load> {
         let at = self.folder.named(name)?;
         let index = self.folder.entries[at].index().expect("a conversation");
-        let (point, tokens) = (index.points.len().checked_sub(1)?, index.tokens.len());
+        let point = index.points.len().checked_sub(1)?;
+        let tokens = index.points[point].tokens;
         Some(self.order(at, point, tokens))
     }
 

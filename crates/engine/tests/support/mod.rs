@@ -14,6 +14,7 @@ use engine::model::{LoadOptions, Model};
 use engine::stage::{Stage, cpu};
 use engine::state::{KvType, State};
 use engine::window::{Outputs, Window};
+use engine::{Engine, EngineConfig, Service, ServiceLimits};
 use kernels::Isa;
 
 /// The oracle's models in F32 of every architecture.
@@ -105,4 +106,29 @@ pub fn prompts(name: &str) -> Vec<(String, Vec<u32>, Vec<u32>)> {
 /// The whole model of a file on the CPU, for comparisons of bits: loaded once, run by several stages.
 pub fn stage_of(model: &Arc<Model>, threads: usize, isa: Option<Isa>) -> Stage<Cpu> {
     Stage::new(model.clone(), cpu(threads, isa).expect("threads"))
+}
+
+/// A service on one thread.
+pub fn started(
+    name: &str,
+    context_tokens: usize,
+    prefix_bytes: usize,
+    parallel_max: usize,
+    chunk_tokens: usize,
+) -> Service {
+    let load = LoadOptions {
+        context_tokens: Some(context_tokens),
+        sequences: Some(parallel_max),
+        prefix_bytes,
+        ..LoadOptions::default()
+    };
+    let config = EngineConfig { load, threads: 1, isa: None, chunk_tokens };
+    let engine = Engine::load(&f32_model(name), &config).expect("a model");
+    Service::start(engine, ServiceLimits { parallel_max, queue_max: 64 }).expect("a thread")
+}
+
+/// `len` tokens that no other seed gives.
+pub fn text(service: &Service, seed: usize, len: usize) -> Vec<u32> {
+    let vocabulary = service.model().spec.vocabulary;
+    (0..len).map(|i| ((seed * 131 + i * i * 7 + i * seed) % vocabulary) as u32).collect()
 }

@@ -80,6 +80,14 @@ impl RopeArgs {
             yarn_beta_slow: self.yarn_beta_slow,
         };
         let path = file.shards.first().map(|shard| shard.path.clone()).unwrap_or_default();
-        over.apply(file, context_tokens).map_err(|source| Error::Load { path, source: Box::new(source) })
+        let scaled = over
+            .apply(file, context_tokens)
+            .map_err(|source| Error::Load { path, source: Box::new(source) })?;
+        if !scaled {
+            tracing::warn!(
+                "positions are not scaled: --rope-scaling linear or yarn needs --rope-scale, or a --ctx beyond the model's context"
+            );
+        }
+        Ok(())
     }
 }
