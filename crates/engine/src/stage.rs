@@ -405,12 +405,17 @@ fn record(tap: &Tap, buffers: &Buffers, pass: &Pass<'_>, sink: &mut TapSink<'_>)
             sink(&tap.name, pass.routing.used, &values);
         }
         TapSource::SelectedCells => {
-            let cells =
-                pass.selections.iter().filter_map(|s| s.runs.last()).map(|r| r.1 as usize).max().unwrap_or(0);
+            let cells = pass
+                .selections
+                .iter()
+                .flat_map(|selection| selection.runs())
+                .map(|run| run.end)
+                .max()
+                .unwrap_or(0);
             let mut values = vec![0.0; rows * cells];
             for (row, selection) in pass.selections.iter().enumerate() {
-                for &(first, end) in &selection.runs {
-                    values[row * cells + first as usize..row * cells + end as usize].fill(1.0);
+                for run in selection.runs() {
+                    values[row * cells..][run].fill(1.0);
                 }
             }
             sink(&tap.name, cells, &values);

@@ -2,6 +2,7 @@
 //! else. Everything here compares bits with a reading of the whole prompt alone, in one window, on one thread, with
 //! the scalar kernels.
 
+mod rewrite;
 mod support;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use engine::model::Model;
 use engine::stage::Stage;
 use engine::state::{KvType, State};
 use kernels::Isa;
+use rewrite::Parts;
 use support::sequences::*;
 use support::*;
 
@@ -300,6 +302,23 @@ fn long_rows_are_pure(file: &str) {
         let case = Case::new(file, kv, &[268]);
         threads_and_instruction_sets_do_not_matter(&case, CUTS);
         copies_go_on_alone(&case, 0, 252);
+    }
+}
+
+/// What chosen cells need that are more than a partition: lists of several, in tiles where the first rows attend to all.
+#[test]
+fn rows_with_several_partitions_of_chosen_cells_are_pure() {
+    const BUDGET: u32 = 4 * 75;
+    let folder = tempfile::tempdir().unwrap();
+    let mut parts = Parts::of(&oracle::model("q4e-tiny-F32"));
+    let path = parts.set("attention.indexer.top_k", BUDGET).write(folder.path());
+    for kv in [KvType::F16, KvType::K8V4] {
+        let model = model(&path, kv);
+        let prompt = Prompt::random(&model.spec, 400, &mut Random::new(1));
+        let empty = model.new_state().unwrap();
+        let case = Case::of(format!("many chosen, {} cells", kv.name()), model, vec![prompt], empty);
+        threads_and_instruction_sets_do_not_matter(&case, [&[303, 399], &[300, 308, 380], &[17, 301, 302]]);
+        copies_go_on_alone(&case, 0, 310);
     }
 }
 

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::{Attended, Cells, Isa, Kernels, PARTITION_CELLS, Partition, Queries, Seen};
+use kernels::{Attended, Cells, Isa, Kernels, PARTITION_CELLS, Partition, Queries};
 
 /// Name, query heads per key head, values per head.
 const SHAPES: [(&str, usize, usize); 7] = [
@@ -122,8 +122,8 @@ fn shape(kernels: &Kernels, cache: &Cache, name: &str, heads: usize, dim: usize)
         let cells = |i| cache.cells(stored, i, values);
         let seconds = seconds(|| {
             for i in 0..partitions {
-                let partition =
-                    Partition { keys: cells(2 * i), values: cells(2 * i + 1), seen: Seen::First(&counts) };
+                let (keys, values) = ([cells(2 * i)], [cells(2 * i + 1)]);
+                let partition = Partition { keys: &keys, values: &values, seen: &counts, next: &[] };
                 kernels.attend_partition(&queries, 0.1, &partition, &mut out);
             }
         });
@@ -142,59 +142,63 @@ fn shape(kernels: &Kernels, cache: &Cache, name: &str, heads: usize, dim: usize)
     println!("   {}   {}", numbers(in_cache), numbers(prompt));
 }
 
-/// One row of qwen4exp over scattered blocks of four cells: every fourth block of partitions in memory.
+/// One row over partitions of scattered blocks of four cells: every so many-th block in memory. First qwen4exp's shape, then that
+/// of `bench/depth`.
 fn sparse(kernels: &Kernels, cache: &Cache) {
-    let (heads, dim) = (12, 256);
-    let values = PARTITION_CELLS * dim;
-    let q = some_queries(heads * dim);
-    let queries = Queries { values: &q, stride: 0, rows: 1, heads, head_dim: dim };
-    let mut out = Attended::default();
-    for every in [1, 4, 16] {
-        let seen: Vec<u8> = (0..=255).filter(|cell| cell / 4 % every == 0).collect();
+    for (heads, dim, every) in [(12, 256, 1), (12, 256, 16), (2, 64, 1), (2, 64, 16), (2, 64, 128)] {
+        let values = 4 * dim;
+        let q = some_queries(heads * dim);
+        let queries = Queries { values: &q, stride: 0, rows: 1, heads, head_dim: dim };
+        let mut out = Attended::default();
+        // Keys, then values of each partition.
+        let pieces = |partition: usize| -> Vec<Cells<'_>> {
+            let first = partition * PARTITION_CELLS / 4;
+            let piece = |i, half| cache.half((2 * (first + i) + half) * every, values);
+            [0, 1]
+                .into_iter()
+                .flat_map(|half| (0..PARTITION_CELLS / 4).map(move |i| piece(i, half)))
+                .collect()
+        };
         let mut run = |partitions: usize| {
+            let all: Vec<Vec<Cells<'_>>> = (0..partitions).map(pieces).collect();
             let seconds = seconds(|| {
-                for i in 0..partitions {
-                    let (keys, values) = (cache.half(2 * i, values), cache.half(2 * i + 1, values));
-                    kernels.attend_partition(
-                        &queries,
-                        0.1,
-                        &Partition { keys, values, seen: Seen::Listed(&seen) },
-                        &mut out,
-                    );
+                for (i, cells) in all.iter().enumerate() {
+                    let (keys, values) = cells.split_at(cells.len() / 2);
+                    let next = all.get(i + 1).map_or(&[][..], |next| next);
+                    let partition = Partition { keys, values, seen: &[PARTITION_CELLS as u16], next };
+                    kernels.attend_partition(&queries, 0.1, &partition, &mut out);
                 }
             });
             seconds / partitions as f64
         };
-        let (bytes, flops) = (4e-9 * (seen.len() * dim) as f64, 4e-9 * (seen.len() * heads * dim) as f64);
-        let (far, near) = (run(VALUES / values / 2), run(2));
+        let cells = (PARTITION_CELLS * dim) as f64;
+        let (bytes, flops) = (4e-9 * cells, 4e-9 * cells * heads as f64);
+        let (far, near) = (run(VALUES / (2 * PARTITION_CELLS * dim * every)), run(2));
         println!(
-            "sparse, {:3} cells a partition: {:.1} GB/s, {:.1} GFLOP/s; in cache {:.1} GFLOP/s",
-            seen.len(),
+            "sparse, {heads:2} x {dim:3}, every {every:3}: {:.1} GB/s, {:.1} GFLOP/s; in cache {:.1} GFLOP/s, {:.2} us a partition",
             bytes / far,
             flops / far,
-            flops / near
+            flops / near,
+            1e6 * near
         );
     }
 }
 
-/// The indexer of qwen4exp: 64 pooled keys a partition.
+/// The indexer of qwen4exp: 64 pooled keys a block of cells, which lie as far apart as in a state with heads of 64 values.
 fn indexer(kernels: &Kernels, cache: &Cache) {
-    let (heads, dim, blocks) = (4, 128, 64);
+    let (heads, dim, blocks, apart) = (4, 128, 64, 9);
+    let values = blocks * dim;
     let mut room = Attended::default();
     for rows in [1, 16] {
         let q = some_queries(rows * heads * dim);
         let queries = Queries { values: &q, stride: heads * dim, rows, heads, head_dim: dim };
-        let mut scores = vec![0.0; rows * blocks];
         let mut run = |partitions: usize| {
-            let seconds = seconds(|| {
-                for i in 0..partitions {
-                    kernels.score_blocks(&queries, cache.half(i, blocks * dim), &mut scores, &mut room);
-                }
-            });
-            seconds / partitions as f64
+            let keys: Vec<Cells<'_>> = (0..partitions).map(|i| cache.half(i * apart, values)).collect();
+            let mut scores = vec![0.0; rows * blocks * partitions];
+            seconds(|| kernels.score_blocks(&queries, &keys, &mut scores, &mut room)) / partitions as f64
         };
-        let (bytes, flops) = (2e-9 * (blocks * dim) as f64, 2e-9 * (rows * heads * blocks * dim) as f64);
-        let (far, near) = (run(VALUES / blocks / dim), run(4));
+        let (bytes, flops) = (2e-9 * values as f64, 2e-9 * (rows * heads * values) as f64);
+        let (far, near) = (run(VALUES / values / apart), run(4));
         println!(
             "indexer, {rows:2} rows: {:.1} GB/s, {:.1} GFLOP/s; in cache {:.1} GFLOP/s",
             bytes / far,

@@ -105,47 +105,38 @@ impl<'a> Queries<'a> {
     }
 }
 
-/// Which cells of a partition are seen.
-#[derive(Clone, Copy)]
-pub enum Seen<'a> {
-    /// The first so many, row by row. A row that sees none is left out.
-    First(&'a [u16]),
-    /// These, ascending, by all rows.
-    Listed(&'a [u8]),
-}
-
-/// A partition's keys and values.
+/// A partition's keys and values: cells one after the other, wherever they lie.
 #[derive(Clone, Copy)]
 pub struct Partition<'a> {
-    /// `[cells][head_dim]`, from the partition's first cell to the last that is seen, or beyond.
-    pub keys: Cells<'a>,
-    /// Same shape.
-    pub values: Cells<'a>,
-    /// The cells that are seen.
-    pub seen: Seen<'a>,
+    /// `[cells][head_dim]` in pieces of whole cells, from the partition's first cell to the last that is seen, or beyond.
+    pub keys: &'a [Cells<'a>],
+    /// As many cells, in pieces of their own.
+    pub values: &'a [Cells<'a>],
+    /// How many of the first cells each row sees. A row that sees none is left out.
+    pub seen: &'a [u16],
+    /// What this thread reads next, if that lies scattered: the memory is asked for it meanwhile.
+    pub next: &'a [Cells<'a>],
 }
 
 impl Partition<'_> {
     /// Cells from the first to the last that is seen by some row.
     pub(crate) fn end(&self) -> usize {
-        match self.seen {
-            Seen::First(counts) => counts.iter().copied().max().map_or(0, usize::from),
-            Seen::Listed(cells) => cells.last().map_or(0, |&last| usize::from(last) + 1),
-        }
+        self.seen.iter().copied().max().map_or(0, usize::from)
     }
 
     pub(crate) fn assert_shape(&self, queries: &Queries<'_>) {
-        let width = queries.head_dim;
         let end = self.end();
         assert!(end <= PARTITION_CELLS);
-        assert!(
-            [self.keys, self.values].iter().all(|all| all.cells_of(width).is_some_and(|cells| end <= cells))
-        );
-        match self.seen {
-            Seen::First(counts) => assert_eq!(counts.len(), queries.rows),
-            Seen::Listed(cells) => assert!(!cells.is_empty() && cells.is_sorted_by(|a, b| a < b)),
+        for all in [self.keys, self.values] {
+            assert!(cells_of_all(all, queries.head_dim).is_some_and(|cells| end <= cells));
         }
+        assert_eq!(self.seen.len(), queries.rows);
     }
+}
+
+/// Number of cells of `width` values in some pieces; `None` if one of them is not whole cells with their scales.
+pub(crate) fn cells_of_all(pieces: &[Cells<'_>], width: usize) -> Option<usize> {
+    pieces.iter().map(|piece| piece.cells_of(width)).sum()
 }
 
 /// What queries get out of a partition, and room to work in; made once, used again and again.

@@ -24,7 +24,7 @@ pub mod tile;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
-pub use attention::{Attended, Cells, Partition, Queries, Seen};
+pub use attention::{Attended, Cells, Partition, Queries};
 pub use interleave::{INTERLEAVED_ROWS, Layout, can_interleave, interleave};
 pub use isa::Isa;
 pub use quant::{CHAIN_VALUES, GROUP_VALUES};
@@ -33,7 +33,8 @@ pub use tile::{Tile, split_grid};
 
 /// Names this set of numeric definitions. State files and stage links carry it; a state written under another number
 /// is read again from its tokens instead of being reused.
-pub const NUMERICS: u32 = 1;
+pub const NUMERICS: u32 = 2;
 
-/// Cells of one softmax partition: absolute cells `[256 p, 256 (p + 1))` of a sequence form partition `p`.
+/// Cells of one softmax partition: of the cells that a row attends to, in the order of positions, those at places
+/// `[256 p, 256 (p + 1))` form partition `p`. Where it attends to all, these are absolute cells of its sequence.
 pub const PARTITION_CELLS: usize = 256;

@@ -7,11 +7,13 @@ use std::borrow::Cow;
 
 use gguf::TensorType;
 
-use crate::attention::{Attended, Cells, Partition, Queries, int4_bytes, int4_scales, int8_scales};
+use crate::attention::{
+    Attended, Cells, Partition, Queries, cells_of_all, int4_bytes, int4_scales, int8_scales,
+};
 use crate::interleave::{INTERLEAVED_ROWS, Layout, can_interleave, copy_row};
 use crate::isa::Isa;
 use crate::tile::Tile;
-use crate::{GROUP_VALUES, quant, scalar};
+use crate::{GROUP_VALUES, PARTITION_CELLS, quant, scalar};
 
 /// Consecutive rows of a weight matrix.
 #[derive(Clone, Copy)]
@@ -189,7 +191,7 @@ pub(crate) struct Functions {
     pub apply_rope_halves: fn(&mut [f32], &[f32], &[f32]),
     pub apply_rope_adjacent: fn(&mut [f32], &[f32], &[f32]),
     pub attend_partition: fn(&Queries<'_>, f32, &Partition<'_>, &mut Attended),
-    pub score_blocks: fn(&Queries<'_>, Cells<'_>, &mut [f32], &mut Attended),
+    pub score_blocks: fn(&Queries<'_>, &[Cells<'_>], &mut [f32], &mut Attended),
     pub merge_partition: fn((f32, f32), &mut [f32], (f32, f32), &[f32]) -> (f32, f32),
     pub convolve: fn(&[&[f32]], &[f32], &mut [f32]),
     pub delta_step: fn(&mut [f32], &[f32], &[f32], f32, f32, DeltaQuery<'_>),
@@ -416,13 +418,17 @@ impl Kernels {
     pub fn score_blocks(
         &self,
         queries: &Queries<'_>,
-        keys: Cells<'_>,
+        keys: &[Cells<'_>],
         scores: &mut [f32],
         room: &mut Attended,
     ) {
         queries.assert_shape();
         assert!(scores.len().is_multiple_of(queries.rows));
-        assert_eq!(keys.cells_of(queries.head_dim), Some(scores.len() / queries.rows));
+        assert_eq!(cells_of_all(keys, queries.head_dim), Some(scores.len() / queries.rows));
+        let few = |piece: &Cells<'_>| {
+            piece.cells_of(queries.head_dim).is_some_and(|cells| cells <= PARTITION_CELLS)
+        };
+        assert!(keys.iter().all(few));
         (self.f.score_blocks)(queries, keys, scores, room);
     }
 

@@ -79,20 +79,18 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "rows of a tile see each other's cells",
         file: ATTENTION,
-        old: "extend((0..task.rows).map(|row| task.visible(row, start) as u16));",
-        new: "extend((0..task.rows).map(|_| task.visible(task.rows - 1, start) as u16));",
+        old: "extend(rows.clone().map(|row| task.cells_seen(row, partition) as u16));",
+        new: "extend(rows.clone().map(|_| task.cells_seen(rows.end - 1, partition) as u16));",
         test: LLAMA,
         quick: false,
     },
     Mutant {
         name: "a lone row merges partitions from the last",
         file: ATTENTION,
-        old: "for (i, &partition) in item.partitions.iter().enumerate() {",
-        new: "let mut partitions: Vec<(usize, &u32)> = item.partitions.iter().enumerate().collect();
-        if task.rows == 1 {
-            partitions.reverse();
-        }
-        for (i, &partition) in partitions {",
+        old: "Step::all(task, item.partitions.clone()).collect();",
+        new: "Step::all(task, item.partitions.clone()).collect();
+        let steps: Vec<Step<'_>> =
+            if task.rows == 1 { steps.into_iter().rev().collect() } else { steps };",
         test: LLAMA_LONG,
         quick: false,
     },

@@ -1,5 +1,7 @@
 //! Choices made on the way: which experts, which cells.
 
+use std::ops::Range;
+
 use kernels::math;
 
 /// The experts chosen for the rows of a window, grouped by expert.
@@ -108,11 +110,19 @@ impl Routing {
     }
 }
 
-/// The cells one row attends to.
+/// The cells one row attends to, in the order of positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Runs `first..end` of cells, ascending and apart.
-    pub runs: Vec<(u32, u32)>,
+    runs: Vec<Run>,
+}
+
+/// Cells one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: u32,
+    end: u32,
+    /// Cells of the runs before.
+    place: u32,
 }
 
 impl Selection {
@@ -128,18 +138,10 @@ impl Selection {
         let mut selection = Selection::default();
         let tail = (scores.len() * block_cells) as u32;
         if kept < scores.len() {
-            room.clear();
-            room.extend(scores.iter().map(|&score| total_order(score)));
-            let (_, &mut least, better) = room.select_nth_unstable(scores.len() - kept);
-            let mut equals = 1 + better.iter().filter(|&&key| key == least).count();
-            for (block, &score) in scores.iter().enumerate() {
-                let key = total_order(score);
-                if key > least || key == least && equals > 0 {
-                    equals -= usize::from(key == least);
-                    let first = (block * block_cells) as u32;
-                    selection.push(first, first + block_cells as u32);
-                }
-            }
+            for_each_best(scores, kept, room, |block| {
+                let first = (block * block_cells) as u32;
+                selection.push(first, first + block_cells as u32);
+            });
         } else if tail > 0 {
             selection.push(0, tail);
         }
@@ -151,20 +153,72 @@ impl Selection {
 
     fn push(&mut self, first: u32, end: u32) {
         match self.runs.last_mut() {
-            Some(last) if last.1 == first => last.1 = end,
-            _ => self.runs.push((first, end)),
+            Some(last) if last.end == first => last.end = end,
+            _ => self.runs.push(Run { first, end, place: self.cells() as u32 }),
         }
     }
 
-    /// Runs within cells `first..end`.
-    pub fn within(&self, first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let start = self.runs.partition_point(|&(_, e)| (e as usize) <= first);
-        self.runs[start..]
-            .iter()
-            .take_while(move |&&(f, _)| (f as usize) < end)
-            .map(move |&(f, e)| ((f as usize).max(first), (e as usize).min(end)))
+    /// Number of cells.
+    pub fn cells(&self) -> usize {
+        self.runs.last().map_or(0, |last| (last.place + last.end - last.first) as usize)
+    }
+
+    /// Runs of cells, ascending and apart.
+    pub fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.runs.iter().map(|run| run.first as usize..run.end as usize)
+    }
+
+    /// Runs of the cells at some places of the list of all.
+    pub fn at_places(&self, places: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let from = self.runs.partition_point(|run| run.place as usize <= places.start).saturating_sub(1);
+        let runs = self.runs[from..].iter().take_while(move |run| (run.place as usize) < places.end);
+        let within = runs.map(move |run| {
+            let cell = |place: usize| run.first as usize + place.saturating_sub(run.place as usize);
+            cell(places.start)..cell(places.end).min(run.end as usize)
+        });
+        within.filter(|cells| !cells.is_empty())
     }
 }
+
+/// Scores that stand for one of their groups, for each block that is kept: the more, the fewer blocks are looked at twice.
+const GROUPS_PER_KEPT: usize = 4;
+
+/// Calls `take` with the blocks of the `kept` best scores of more, ascending; among equals the lower ones. `room` is overwritten.
+///
+/// The `kept`-th best of the largest scores of groups is no better than the `kept`-th best of all, so whatever is worse than
+/// that is passed over: of 65,536 scores some 600 are left, which are compared with one another.
+fn for_each_best(scores: &[f32], kept: usize, room: &mut Vec<i32>, mut take: impl FnMut(usize)) {
+    // Groups of scores far from each other: good blocks tend to be neighbours.
+    let groups = scores.len().min(GROUPS_PER_KEPT * kept);
+    room.clear();
+    room.resize(groups, i32::MIN);
+    for scores in scores.chunks(groups) {
+        for (largest, &score) in room.iter_mut().zip(scores) {
+            *largest = (*largest).max(total_order(score));
+        }
+    }
+    let (_, &mut bound, _) = room.select_nth_unstable(groups - kept);
+    let mut best = Vec::with_capacity(2 * kept);
+    for (i, scores) in scores.chunks(NEIGHBOURS).enumerate() {
+        if scores.iter().fold(false, |any, &score| any | (total_order(score) >= bound)) {
+            let keys = scores.iter().map(|&score| total_order(score)).zip(i * NEIGHBOURS..);
+            best.extend(keys.filter(|&(key, _)| key >= bound));
+        }
+    }
+    room.clear();
+    room.extend(best.iter().map(|&(key, _)| key));
+    let (_, &mut least, better) = room.select_nth_unstable(best.len() - kept);
+    let mut equals = 1 + better.iter().filter(|&&key| key == least).count();
+    for (key, block) in best {
+        if key > least || key == least && equals > 0 {
+            equals -= usize::from(key == least);
+            take(block);
+        }
+    }
+}
+
+/// Scores that are compared with a bound at once.
+const NEIGHBOURS: usize = 32;
 
 /// An integer for each f32, in the order of [`f32::total_cmp`].
 fn total_order(x: f32) -> i32 {
@@ -199,8 +253,38 @@ mod tests {
     #[test]
     fn equal_scores_go_to_the_lower_block() {
         let selection = Selection::best_blocks(&[0.0, 3.0, 0.0, 0.0, 5.0], 3, 4, 22, &mut Vec::new());
-        assert_eq!(selection.runs, [(0, 8), (16, 22)]);
-        assert_eq!(selection.within(4, 18).collect::<Vec<_>>(), [(4, 8), (16, 18)]);
-        assert_eq!(selection.within(8, 16).count(), 0);
+        assert_eq!(selection.runs().collect::<Vec<_>>(), [0..8, 16..22]);
+        assert_eq!(selection.cells(), 14);
+        assert_eq!(selection.at_places(4..10).collect::<Vec<_>>(), [4..8, 16..18]);
+        assert_eq!(selection.at_places(8..9).flatten().collect::<Vec<_>>(), [16]);
+        assert_eq!(selection.at_places(10..100).flatten().collect::<Vec<_>>(), [18, 19, 20, 21]);
+        assert_eq!(selection.at_places(14..100).count(), 0);
+    }
+
+    /// Of many scores most are never compared with one another; equal ones, and best ones side by side, are where that could show.
+    #[test]
+    fn the_best_of_many_blocks_are_those_of_a_sorted_list() {
+        let of = |count: usize, score: &dyn Fn(usize) -> f32| (0..count).map(score).collect::<Vec<f32>>();
+        for (count, kept) in [(9, 8), (40, 1), (97, 24), (500, 7), (1000, 100), (1000, 999), (5000, 64)] {
+            for scores in [
+                of(count, &|i| (i * i * 7919 % 10007) as f32 - 5000.0),
+                of(count, &|i| (i * 7919 % 5) as f32),
+                of(count, &|i| if i * 31 % 7 == 0 { -0.0 } else { 0.0 }),
+                of(count, &|i| (i / 50 * 7919 % 31) as f32),
+                of(count, &|i| i as f32),
+                of(count, &|i| -(i as f32)),
+            ] {
+                let mut wanted: Vec<usize> = (0..count).collect();
+                wanted.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                wanted.truncate(kept);
+                wanted.sort_unstable();
+                let found = Selection::best_blocks(&scores, kept, 1, count, &mut Vec::new());
+                assert_eq!(found.runs().flatten().collect::<Vec<_>>(), wanted, "{kept} of {scores:?}");
+                for places in wanted.chunks(37).enumerate().map(|(i, chunk)| 37 * i..37 * i + chunk.len()) {
+                    let cells: Vec<usize> = found.at_places(places.clone()).flatten().collect();
+                    assert_eq!(cells, wanted[places]);
+                }
+            }
+        }
     }
 }

@@ -4,11 +4,14 @@
 //! then [`accumulate_values`] from zeros; [`merge_partition`] folds the result into what came before (the online softmax
 //! of Milakov and Gimelshein 2018, at fixed places). The output is `accumulated * (1 / sum)`.
 //!
+//! Partitions are cut from the list of cells that a row attends to ([`PARTITION_CELLS`]), so a row that attends to some
+//! only has as few of them as it has cells, however far these lie apart.
+//!
 //! Keys and values count as what they are in f32, see [`widen`].
 
 use super::cells::widen;
 use super::reduce::{LANES, dot, sum_lanes};
-use crate::attention::{Attended, Cells, Partition, Queries, Seen};
+use crate::attention::{Attended, Cells, Partition, Queries};
 use crate::{PARTITION_CELLS, math};
 
 /// What each query gets out of a partition: its largest score, the sum of its weights and the weighted sum of values.
@@ -20,20 +23,14 @@ pub fn attend_partition(queries: &Queries<'_>, scale: f32, partition: &Partition
     for i in 0..queries.len() {
         let mut scores = [f32::NEG_INFINITY; PARTITION_CELLS];
         let scores = &mut scores[..partition.end()];
-        let mut seen = vec![false; scores.len()];
-        match partition.seen {
-            Seen::First(counts) => seen[..usize::from(counts[i / queries.heads])].fill(true),
-            Seen::Listed(cells) => cells.iter().for_each(|&cell| seen[usize::from(cell)] = true),
-        }
+        let seen = usize::from(partition.seen[i / queries.heads]);
         out.max_sum[i] = (f32::NEG_INFINITY, 0.0);
         out.values_mut(i).fill(0.0);
-        if !seen.contains(&true) {
+        if seen == 0 {
             continue;
         }
         score_keys(queries.query(i), partition.keys, scale, scores);
-        for (score, seen) in scores.iter_mut().zip(seen) {
-            *score = if seen { *score } else { f32::NEG_INFINITY };
-        }
+        scores[seen..].fill(f32::NEG_INFINITY);
         out.max_sum[i] = softmax_partition(scores);
         accumulate_values(scores, partition.values, out.values_mut(i));
     }
@@ -42,8 +39,8 @@ pub fn attend_partition(queries: &Queries<'_>, scale: f32, partition: &Partition
 /// Scores of pooled keys for each row: `scores[row][j] = sum_h max(0, dot(q_h, key_j))`, heads ascending from +0; a NaN
 /// stays one.
 ///
-/// `keys` holds rows of `head_dim` values, as many as a row has scores.
-pub fn score_blocks(queries: &Queries<'_>, keys: Cells<'_>, scores: &mut [f32], _: &mut Attended) {
+/// `keys` holds rows of `head_dim` values, as many as a row has scores, in pieces of [`PARTITION_CELLS`] at most.
+pub fn score_blocks(queries: &Queries<'_>, keys: &[Cells<'_>], scores: &mut [f32], _: &mut Attended) {
     let blocks = scores.len() / queries.rows;
     let mut dots = vec![0.0; blocks];
     scores.fill(0.0);
@@ -55,13 +52,19 @@ pub fn score_blocks(queries: &Queries<'_>, keys: Cells<'_>, scores: &mut [f32], 
     }
 }
 
+/// Each cell's piece and its place there.
+fn places<'a>(pieces: &'a [Cells<'a>], width: usize) -> impl Iterator<Item = (Cells<'a>, usize)> + 'a {
+    let cells = move |piece: &Cells<'_>| piece.cells_of(width).expect("whole cells");
+    pieces.iter().flat_map(move |piece| (0..cells(piece)).map(|i| (*piece, i)))
+}
+
 /// `scores[j] = dot(q, key_j) * scale`.
 ///
 /// `keys` holds rows of `q.len()` values, at least as many as there are scores.
-pub fn score_keys(q: &[f32], keys: Cells<'_>, scale: f32, scores: &mut [f32]) {
+pub fn score_keys(q: &[f32], keys: &[Cells<'_>], scale: f32, scores: &mut [f32]) {
     let mut key = vec![0.0; q.len()];
-    for (j, score) in scores.iter_mut().enumerate() {
-        widen(keys, j, &mut key);
+    for (score, (piece, i)) in scores.iter_mut().zip(places(keys, q.len())) {
+        widen(piece, i, &mut key);
         *score = dot(q, &key) * scale;
     }
 }
@@ -89,13 +92,13 @@ pub fn softmax_partition(scores: &mut [f32]) -> (f32, f32) {
 /// `sum[c] = fma(weights[j], value_j[c], sum[c])` over cells j ascending; cells of weight 0 are passed over.
 ///
 /// `values` holds rows of `sum.len()` values, at least as many as there are weights.
-pub fn accumulate_values(weights: &[f32], values: Cells<'_>, sum: &mut [f32]) {
+pub fn accumulate_values(weights: &[f32], values: &[Cells<'_>], sum: &mut [f32]) {
     let mut value = vec![0.0; sum.len()];
-    for (j, &weight) in weights.iter().enumerate() {
+    for (&weight, (piece, i)) in weights.iter().zip(places(values, sum.len())) {
         if weight == 0.0 {
             continue;
         }
-        widen(values, j, &mut value);
+        widen(piece, i, &mut value);
         for c in 0..sum.len() {
             sum[c] = weight.mul_add(value[c], sum[c]);
         }

@@ -4,13 +4,11 @@
 //! a key or value is loaded once for all queries of a tile. Half precision is widened as it is loaded, for many queries once
 //! for all of them.
 
-use std::ops::Range;
-
-use super::cells::{Cell, widen, widen_row};
+use super::cells::{Cell, Reader, widen_row};
 use super::elementwise::{exp, exp_differences, zip};
 use super::simd::Simd;
 use crate::PARTITION_CELLS;
-use crate::attention::{Attended, Cells, LINE, Partition, Queries, Seen, int4_bytes};
+use crate::attention::{Attended, Cells, LINE, Partition, Queries, int4_bytes};
 
 /// Scores of a query in `Attended::weights`.
 const SCORE_LINES: usize = PARTITION_CELLS / LINE;
@@ -31,149 +29,135 @@ pub(super) fn attend_partition<S: Simd>(
     partition: &Partition<'_>,
     out: &mut Attended,
 ) {
+    let (keys, values, count) = (partition.keys, partition.values, partition.end());
     pack(s, queries, out);
-    match partition.seen {
-        Seen::First(_) => {
-            attend_cells(s, queries, scale, partition, Span { first: 0, count: partition.end() }, out)
-        }
-        Seen::Listed(cells) => attend_cells(s, queries, scale, partition, cells, out),
-    }
+    let mut ahead = Ahead::new(s, partition, queries, count);
+    score(s, keys, count, scale, out, &mut ahead);
+    soften(s, queries, partition, out);
+    accumulate(s, values, count, out, &mut ahead);
     for i in 0..queries.len() {
         // A weight of zero adds a zero: that changes no sum, except that it can turn a zero of the other sign and that the
         // product with a value that is not finite is NaN.
         if out.max_sum[i].1 == 0.0 {
             out.values_mut(i).fill(0.0);
         } else if out.values(i).iter().fold(false, |any, &v| any | (v == 0.0) | v.is_nan()) {
-            accumulate_exactly(s, partition, i, out);
-        }
-    }
-}
-
-#[inline(always)]
-fn attend_cells<S: Simd, L: CellList>(
-    s: S,
-    queries: &Queries<'_>,
-    scale: f32,
-    partition: &Partition<'_>,
-    cells: L,
-    out: &mut Attended,
-) {
-    score(s, partition.keys, cells, scale, out, Some(partition.values));
-    soften(s, queries, partition, cells.count(), out);
-    accumulate(s, partition.values, cells, out);
-}
-
-/// Cells of a partition, ascending.
-pub(super) trait CellList: Copy {
-    fn count(self) -> usize;
-    fn cell(self, i: usize) -> usize;
-    fn part(self, first: usize, count: usize) -> Self;
-    /// The first cell, if the others lie behind it.
-    fn adjacent(self) -> Option<usize>;
-    /// Asks for cells of `bytes` bytes: those of `these` that there are.
-    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>);
-}
-
-#[derive(Clone, Copy)]
-struct Span {
-    first: usize,
-    count: usize,
-}
-
-impl CellList for Span {
-    #[inline(always)]
-    fn count(self) -> usize {
-        self.count
-    }
-    #[inline(always)]
-    fn cell(self, i: usize) -> usize {
-        self.first + i
-    }
-    #[inline(always)]
-    fn part(self, first: usize, count: usize) -> Span {
-        Span { first: self.first + first, count }
-    }
-    #[inline(always)]
-    fn adjacent(self) -> Option<usize> {
-        Some(self.first)
-    }
-    #[inline(always)]
-    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
-        let mut at = (self.first + these.start) * bytes;
-        let end = (self.first + these.end.min(self.count)) * bytes;
-        while at < end {
-            s.prefetch(all.wrapping_add(at));
-            at += 64;
-        }
-    }
-}
-
-impl CellList for &[u8] {
-    #[inline(always)]
-    fn count(self) -> usize {
-        self.len()
-    }
-    #[inline(always)]
-    fn cell(self, i: usize) -> usize {
-        usize::from(self[i])
-    }
-    #[inline(always)]
-    fn part(self, first: usize, count: usize) -> Self {
-        &self[first..first + count]
-    }
-    #[inline(always)]
-    fn adjacent(self) -> Option<usize> {
-        None
-    }
-    #[inline(always)]
-    fn fetch<S: Simd>(self, s: S, all: *const u8, bytes: usize, these: Range<usize>) {
-        for &cell in self.get(these.start..these.end.min(self.len())).unwrap_or_default() {
-            Span { first: usize::from(cell), count: 1 }.fetch(s, all, bytes, 0..1);
+            accumulate_exactly(s, values, count, i, out);
         }
     }
 }
 
 /// Some cells of whole vectors, ready to be loaded.
 #[derive(Clone, Copy)]
-struct Rows<'a, C, L> {
+struct Rows<'a, C> {
     all: &'a [[C; LINE]],
-    cells: L,
+    count: usize,
     lines: usize,
 }
 
-impl<'a, C: Cell, L: CellList> Rows<'a, C, L> {
+impl<'a, C: Cell> Rows<'a, C> {
     /// The i-th cell, or the last.
     #[inline(always)]
     fn row(&self, i: usize) -> &'a [[C; LINE]] {
-        &self.all[self.cells.cell(i.min(self.cells.count() - 1)) * self.lines..][..self.lines]
+        &self.all[i.min(self.count - 1) * self.lines..][..self.lines]
     }
 }
 
-/// Cells that are asked for while the chunk before is worked on.
-#[derive(Clone, Copy)]
-struct Ahead<L> {
-    all: *const u8,
-    bytes: usize,
-    cells: L,
-    /// Cells of a chunk.
-    chunk: usize,
+/// What is asked for while cells are worked on: pieces from front to back, some lines with each cell and tile of queries. Evenly:
+/// a core keeps track of some dozens of lines that it waits for, and asking for more holds up everything else.
+struct Ahead<'a> {
+    /// Of the piece that is asked for now.
+    at: *const u8,
+    end: *const u8,
+    /// Pieces after it, then others.
+    rest: &'a [Cells<'a>],
+    then: &'a [Cells<'a>],
+    /// For each cell and tile.
+    lines: usize,
 }
 
-impl<L: CellList> Ahead<L> {
+impl<'a> Ahead<'a> {
+    /// What is read next, if that is said; else the partition's own cells, a chunk ahead.
     #[inline(always)]
-    fn new(source: Cells<'_>, cells: L, width: usize) -> Ahead<L> {
-        let (all, bytes) = match source {
-            Cells::F32(all) => (all.as_ptr().cast(), 4 * width),
-            Cells::F16(all) => (all.as_ptr().cast(), 2 * width),
-            Cells::Int8 { codes, .. } => (codes.as_ptr().cast(), width),
-            Cells::Int4 { codes, .. } => (codes.as_ptr().cast(), int4_bytes(width)),
-        };
-        Ahead { all, bytes, cells, chunk: chunk_cells(width.div_ceil(LINE)) }
+    fn new<S: Simd>(_: S, partition: &Partition<'a>, queries: &Queries<'_>, count: usize) -> Ahead<'a> {
+        let tiles = tiles::<S>(queries);
+        if let [_, ..] = partition.next {
+            let mut ahead = Ahead::from_start([partition.next, &[]]);
+            let lines: usize = partition.next.iter().map(|piece| codes(piece).1.div_ceil(LINE_BYTES)).sum();
+            ahead.lines = lines.div_ceil(2 * count.max(1) * tiles);
+            return ahead;
+        }
+        let mut ahead = Ahead::behind_first_chunk([partition.keys, partition.values], queries.head_dim);
+        // Scattered cells came next once.
+        ahead.lines = if partition.keys.len() > 1 { 0 } else { ahead.lines.div_ceil(tiles) };
+        ahead
     }
 
     #[inline(always)]
-    fn fetch<S: Simd>(&self, s: S, these: Range<usize>) {
-        self.cells.fetch(s, self.all, self.bytes, these);
+    fn from_start([pieces, then]: [&'a [Cells<'a>]; 2]) -> Ahead<'a> {
+        let nothing = std::ptr::null();
+        Ahead { at: nothing, end: nothing, rest: pieces, then, lines: 0 }
+    }
+
+    /// All but the first chunk of cells of `width` values, a cell's lines with each cell.
+    #[inline(always)]
+    fn behind_first_chunk(pieces: [&'a [Cells<'a>]; 2], width: usize) -> Ahead<'a> {
+        let mut ahead = Ahead::from_start(pieces);
+        if let Some(piece) = pieces[0].first() {
+            let cell_bytes = match piece {
+                Cells::F32(_) => 4 * width,
+                Cells::F16(_) => 2 * width,
+                Cells::Int8 { .. } => width,
+                Cells::Int4 { .. } => int4_bytes(width),
+            };
+            ahead.advance();
+            ahead.lines = cell_bytes.div_ceil(LINE_BYTES);
+            ahead.at = ahead.at.wrapping_add(chunk_cells(width.div_ceil(LINE)) * cell_bytes);
+        }
+        ahead
+    }
+
+    /// Goes on to the next piece; false if there is none.
+    #[inline(always)]
+    fn advance(&mut self) -> bool {
+        if self.rest.is_empty() {
+            self.rest = std::mem::take(&mut self.then);
+        }
+        let Some((piece, rest)) = self.rest.split_first() else { return false };
+        let (start, bytes) = codes(piece);
+        (self.at, self.end, self.rest) = (start, start.wrapping_add(bytes), rest);
+        true
+    }
+
+    /// Asks for what goes with so many cells.
+    #[inline(always)]
+    fn fetch<S: Simd>(&mut self, s: S, cells: usize) {
+        for _ in 0..cells * self.lines {
+            if self.at >= self.end && !self.advance() {
+                return;
+            }
+            s.prefetch(self.at);
+            self.at = self.at.wrapping_add(LINE_BYTES);
+        }
+    }
+}
+
+/// Tiles of queries that a cell meets, or a little more.
+#[inline(always)]
+fn tiles<S: Simd>(queries: &Queries<'_>) -> usize {
+    queries.len().div_ceil(if S::WIDE { 4 } else { 3 })
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Where the numbers or codes of a piece lie, and how many bytes they are. Scales are few.
+#[inline(always)]
+fn codes(piece: &Cells<'_>) -> (*const u8, usize) {
+    match *piece {
+        Cells::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
+        Cells::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
+        Cells::Int8 { codes, .. } => (codes.as_ptr().cast(), codes.len()),
+        Cells::Int4 { codes, .. } => (codes.as_ptr(), codes.len()),
     }
 }
 
@@ -187,27 +171,30 @@ fn pack<S: Simd>(s: S, queries: &Queries<'_>, out: &mut Attended) {
     }
 }
 
-/// Calls `$run` for each chunk of the cells with the number of its first one and its rows: as they lie if they are whole
-/// vectors of floats (of half precision only where `$few` queries read them), else in single precision and padded with zeros.
+/// Calls `$run` for each chunk of the first `$count` cells with the number of its first one and its rows: as they lie if they
+/// are one piece of whole vectors of floats (of half precision only where `$few` queries read them), else in single precision
+/// and padded with zeros.
 macro_rules! for_chunks {
-    ($s:ident, $few:expr, $source:expr, $cells:ident, $width:expr, $chunk:expr, |$first:ident, $rows:ident| $run:expr) => {{
+    ($s:ident, $few:expr, $pieces:expr, $count:ident, $width:expr, $chunk:expr, |$first:ident, $rows:ident| $run:expr) => {{
         let (lines, whole) = ($width.div_ceil(LINE), $width.is_multiple_of(LINE));
         let step = chunk_cells(lines);
-        for $first in (0..$cells.count()).step_by(step) {
-            let cells = $cells.part($first, step.min($cells.count() - $first));
-            match $source {
-                Cells::F32(all) if whole => {
-                    let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
+        let mut reader = Reader::new($pieces, $width);
+        for $first in (0..$count).step_by(step) {
+            let count = step.min($count - $first);
+            match $pieces {
+                &[Cells::F32(all)] if whole => {
+                    let all = &all.as_chunks::<LINE>().0[$first * lines..];
+                    let $rows = Rows { all, count, lines };
                     $run
                 }
-                Cells::F16(all) if whole && $few => {
-                    let $rows = Rows { all: all.as_chunks::<LINE>().0, cells, lines };
+                &[Cells::F16(all)] if whole && $few => {
+                    let all = &all.as_chunks::<LINE>().0[$first * lines..];
+                    let $rows = Rows { all, count, lines };
                     $run
                 }
-                source => {
-                    widen($s, source, cells, $width, $chunk);
-                    let $rows =
-                        Rows { all: &$chunk[..], cells: Span { first: 0, count: cells.count() }, lines };
+                _ => {
+                    reader.widen($s, &mut $chunk[..count * lines]);
+                    let $rows = Rows { all: &$chunk[..], count, lines };
                     $run
                 }
             }
@@ -221,29 +208,22 @@ fn chunk_cells(lines: usize) -> usize {
     (CHUNK_LINES / lines / LINE * LINE).max(LINE)
 }
 
-/// Scores of `cells`, the i-th at place i; up to the next multiple of 16 they are not specified. `then` is read next.
+/// Scores of the first `count` cells; up to the next multiple of 16 they are not specified.
 #[inline(always)]
-fn score<S: Simd, L: CellList>(
+fn score<S: Simd>(
     s: S,
-    keys: Cells<'_>,
-    cells: L,
+    keys: &[Cells<'_>],
+    count: usize,
     scale: f32,
     out: &mut Attended,
-    then: Option<Cells<'_>>,
+    ahead: &mut Ahead<'_>,
 ) {
     let width = out.head_dim;
     let Attended { queries, weights, chunk, lines, max_sum, .. } = out;
     let (lines, n) = (*lines, max_sum.len());
     let mut sums = [[s.splat(0.0); LINE / 2]; TILE_QUERIES_MAX];
-    let ahead = Ahead::new(keys, cells, width);
-    let then = then.map(|values| Ahead::new(values, cells, width));
-    for_chunks!(s, n < QUERIES_MANY, keys, cells, width, chunk, |first, rows| {
-        for at in (0..rows.cells.count()).step_by(LINE) {
-            let next = first + at + ahead.chunk;
-            let later = match &then {
-                Some(then) if next >= cells.count() => (then, at),
-                _ => (&ahead, next),
-            };
+    for_chunks!(s, n < QUERIES_MANY, keys, count, width, chunk, |first, rows| {
+        for at in (0..rows.count).step_by(LINE) {
             let mut keys = [rows.row(at); LINE];
             for i in 1..LINE {
                 keys[i] = rows.row(at + i);
@@ -253,10 +233,9 @@ fn score<S: Simd, L: CellList>(
                 let tile = tile_queries(n - i, if S::WIDE { 4 } else { 3 });
                 let q = &queries[i * lines..][..tile * lines];
                 let scores = &mut weights[i * SCORE_LINES..][..tile * SCORE_LINES][(first + at) / LINE..];
-                let ask = (i == 0).then_some(later);
                 macro_rules! tile {
                     ($q:literal, $k:literal) => {
-                        score_tile::<S, _, _, $q, $k>(s, q, &keys, lines, scale, scores, &mut sums, ask)
+                        score_tile::<S, _, $q, $k>(s, q, &keys, lines, scale, scores, &mut sums, ahead)
                     };
                 }
                 match (S::WIDE, tile) {
@@ -280,13 +259,10 @@ fn tile_queries(left: usize, most: usize) -> usize {
     left.div_ceil(left.div_ceil(most))
 }
 
-/// Cells to ask for, and the first of them.
-type Ask<'a, L> = Option<(&'a Ahead<L>, usize)>;
-
 /// Scores of sixteen keys for Q queries, 2 K keys at a time; `sums` is room.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "a loop's state")]
-fn score_tile<S: Simd, C: Cell, L: CellList, const Q: usize, const K: usize>(
+fn score_tile<S: Simd, C: Cell, const Q: usize, const K: usize>(
     s: S,
     queries: &[[f32; LINE]],
     keys: &[&[[C; LINE]]; LINE],
@@ -294,7 +270,7 @@ fn score_tile<S: Simd, C: Cell, L: CellList, const Q: usize, const K: usize>(
     scale: f32,
     scores: &mut [[f32; LINE]],
     sums: &mut [[S::F; LINE / 2]; TILE_QUERIES_MAX],
-    ask: Ask<'_, L>,
+    ahead: &mut Ahead<'_>,
 ) {
     let mut q = [queries; Q];
     for n in 0..Q {
@@ -308,9 +284,7 @@ fn score_tile<S: Simd, C: Cell, L: CellList, const Q: usize, const K: usize>(
             rows[k] = [&keys[key][..lines], &keys[key + 4][..lines]];
         }
         // A few at a time: more than the processor keeps track of would hold it up.
-        if let Some((ahead, first)) = ask {
-            ahead.fetch(s, first + 2 * i..first + 2 * (i + K));
-        }
+        ahead.fetch(s, 2 * K);
         let mut tile = [[[s.splat(0.0); 2]; K]; Q];
         for l in 0..lines {
             let mut key = [[s.splat(0.0); 2]; K];
@@ -337,15 +311,13 @@ fn score_tile<S: Simd, C: Cell, L: CellList, const Q: usize, const K: usize>(
     }
 }
 
-/// Turns the scores of `count` cells into weights, their largest and their sum.
+/// Turns scores into weights, their largest and their sum.
 #[inline(always)]
-fn soften<S: Simd>(s: S, queries: &Queries<'_>, partition: &Partition<'_>, count: usize, out: &mut Attended) {
+fn soften<S: Simd>(s: S, queries: &Queries<'_>, partition: &Partition<'_>, out: &mut Attended) {
+    let lines = partition.end().div_ceil(LINE);
     for i in 0..queries.len() {
-        let scores = out.weights[i * SCORE_LINES..][..count.div_ceil(LINE)].as_flattened_mut();
-        let seen = match partition.seen {
-            Seen::First(counts) => usize::from(counts[i / queries.heads]),
-            Seen::Listed(cells) => cells.len(),
-        };
+        let scores = out.weights[i * SCORE_LINES..][..lines].as_flattened_mut();
+        let seen = usize::from(partition.seen[i / queries.heads]);
         if seen == 0 {
             scores.fill(0.0);
             out.max_sum[i] = (f32::NEG_INFINITY, 0.0);
@@ -354,17 +326,7 @@ fn soften<S: Simd>(s: S, queries: &Queries<'_>, partition: &Partition<'_>, count
         scores[seen..].fill(f32::NEG_INFINITY);
         let max = largest(s, scores);
         let lanes = exp_differences(s, scores, max);
-        let sum = match partition.seen {
-            Seen::First(_) => s.sum(lanes),
-            Seen::Listed(cells) => {
-                let mut lanes = [0.0; LINE];
-                for (&weight, &cell) in scores.iter().zip(cells) {
-                    lanes[usize::from(cell) % LINE] += weight;
-                }
-                s.sum(s.load(&lanes))
-            }
-        };
-        out.max_sum[i] = (max, sum);
+        out.max_sum[i] = (max, s.sum(lanes));
     }
 }
 
@@ -378,32 +340,30 @@ fn largest<S: Simd>(s: S, scores: &[f32]) -> f32 {
     s.max_lane(max) + 0.0
 }
 
-/// Sums of the values of `cells`, the i-th times the weight at place i, from zeros.
+/// Sums of the values of the first `count` cells times their weights, from zeros.
 #[inline(always)]
-fn accumulate<S: Simd, L: CellList>(s: S, values: Cells<'_>, cells: L, out: &mut Attended) {
+fn accumulate<S: Simd>(s: S, values: &[Cells<'_>], count: usize, out: &mut Attended, ahead: &mut Ahead<'_>) {
     let width = out.head_dim;
     let Attended { values: sums, weights, chunk, lines, max_sum, .. } = out;
     let (lines, n) = (*lines, max_sum.len());
     sums[..n * lines].as_flattened_mut().fill(0.0);
-    let ahead = Ahead::new(values, cells, width);
-    for_chunks!(s, n < QUERIES_MANY, values, cells, width, chunk, |first, rows| {
+    for_chunks!(s, n < QUERIES_MANY, values, count, width, chunk, |first, rows| {
         let mut i = 0;
         while i < n {
             let tile = tile_queries(n - i, if S::WIDE { 4 } else { 6 });
             let weights = (&weights.as_flattened().as_chunks().0[i..], first);
             let sums = &mut sums[i * lines..][..tile * lines];
-            let ahead = if i == 0 { Some(&ahead) } else { None };
             match (S::WIDE, tile) {
-                (false, 1) => accumulate_tile::<S, _, _, _, 1, 4>(s, weights, rows, sums, ahead),
-                (false, 2) => accumulate_tile::<S, _, _, _, 2, 2>(s, weights, rows, sums, ahead),
-                (false, 3) => accumulate_tile::<S, _, _, _, 3, 1>(s, weights, rows, sums, ahead),
-                (false, 4) => accumulate_tile::<S, _, _, _, 4, 1>(s, weights, rows, sums, ahead),
-                (false, 5) => accumulate_tile::<S, _, _, _, 5, 1>(s, weights, rows, sums, ahead),
-                (false, _) => accumulate_tile::<S, _, _, _, 6, 1>(s, weights, rows, sums, ahead),
-                (true, 1) => accumulate_tile::<S, _, _, _, 1, 8>(s, weights, rows, sums, ahead),
-                (true, 2) => accumulate_tile::<S, _, _, _, 2, 8>(s, weights, rows, sums, ahead),
-                (true, 3) => accumulate_tile::<S, _, _, _, 3, 4>(s, weights, rows, sums, ahead),
-                (true, _) => accumulate_tile::<S, _, _, _, 4, 4>(s, weights, rows, sums, ahead),
+                (false, 1) => accumulate_tile::<S, _, 1, 4>(s, weights, rows, sums, ahead),
+                (false, 2) => accumulate_tile::<S, _, 2, 2>(s, weights, rows, sums, ahead),
+                (false, 3) => accumulate_tile::<S, _, 3, 1>(s, weights, rows, sums, ahead),
+                (false, 4) => accumulate_tile::<S, _, 4, 1>(s, weights, rows, sums, ahead),
+                (false, 5) => accumulate_tile::<S, _, 5, 1>(s, weights, rows, sums, ahead),
+                (false, _) => accumulate_tile::<S, _, 6, 1>(s, weights, rows, sums, ahead),
+                (true, 1) => accumulate_tile::<S, _, 1, 8>(s, weights, rows, sums, ahead),
+                (true, 2) => accumulate_tile::<S, _, 2, 8>(s, weights, rows, sums, ahead),
+                (true, 3) => accumulate_tile::<S, _, 3, 4>(s, weights, rows, sums, ahead),
+                (true, _) => accumulate_tile::<S, _, 4, 4>(s, weights, rows, sums, ahead),
             }
             i += tile;
         }
@@ -415,22 +375,24 @@ type Weights<'a> = (&'a [[f32; PARTITION_CELLS]], usize);
 
 /// All columns of Q queries, N vectors at a time.
 #[inline(always)]
-fn accumulate_tile<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, const N: usize>(
+fn accumulate_tile<S: Simd, C: Cell, const Q: usize, const N: usize>(
     s: S,
     weights: Weights<'_>,
-    values: Rows<'_, C, L>,
+    values: Rows<'_, C>,
     sums: &mut [[f32; LINE]],
-    ahead: Option<&Ahead<A>>,
+    ahead: &mut Ahead<'_>,
 ) {
     let lines = values.lines;
+    let mut ahead = Some(ahead);
     let mut line = 0;
     while line < lines {
-        let ask = ahead.filter(|_| line == 0).map(|ahead| (ahead, weights.1 + ahead.chunk));
+        // Once is enough.
+        let ahead = ahead.take();
         if line + N <= lines {
-            accumulate_columns::<S, C, L, A, Q, N>(s, weights, values, line, sums, ask);
+            accumulate_columns::<S, C, Q, N>(s, weights, values, line, sums, ahead);
             line += N;
         } else {
-            accumulate_columns::<S, C, L, A, Q, 1>(s, weights, values, line, sums, ask);
+            accumulate_columns::<S, C, Q, 1>(s, weights, values, line, sums, ahead);
             line += 1;
         }
     }
@@ -438,13 +400,13 @@ fn accumulate_tile<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, c
 
 /// Vectors `line .. line + N` of Q queries.
 #[inline(always)]
-fn accumulate_columns<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize, const N: usize>(
+fn accumulate_columns<S: Simd, C: Cell, const Q: usize, const N: usize>(
     s: S,
     (weights, first): Weights<'_>,
-    values: Rows<'_, C, L>,
+    values: Rows<'_, C>,
     line: usize,
     sums: &mut [[f32; LINE]],
-    ask: Ask<'_, A>,
+    mut ahead: Option<&mut Ahead<'_>>,
 ) {
     let lines = values.lines;
     let mut tile = [[s.splat(0.0); N]; Q];
@@ -454,11 +416,11 @@ fn accumulate_columns<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize
         }
     }
     let weights: &[[f32; PARTITION_CELLS]; Q] = weights.first_chunk().expect("weights of Q queries");
-    for (i, j) in (0..values.cells.count()).zip(first..PARTITION_CELLS) {
-        if let Some((ahead, first)) = ask {
-            ahead.fetch(s, first + i..first + i + 1);
+    for (i, j) in (0..values.count).zip(first..PARTITION_CELLS) {
+        if let Some(ahead) = &mut ahead {
+            ahead.fetch(s, 1);
         }
-        let values = &values.all[values.cells.cell(i) * lines + line..][..N];
+        let values = &values.all[i * lines + line..][..N];
         let mut value = [s.splat(0.0); N];
         for n in 0..N {
             value[n] = C::load(s, &values[n]);
@@ -479,24 +441,17 @@ fn accumulate_columns<S: Simd, C: Cell, L: CellList, A: CellList, const Q: usize
 
 /// The sum of query `i` again, cells of weight zero passed over.
 #[inline(always)]
-fn accumulate_exactly<S: Simd>(s: S, partition: &Partition<'_>, i: usize, out: &mut Attended) {
-    let width = out.head_dim;
-    let Attended { values: sums, weights, chunk, lines, .. } = out;
+fn accumulate_exactly<S: Simd>(s: S, values: &[Cells<'_>], count: usize, i: usize, out: &mut Attended) {
+    let Attended { head_dim, values: sums, weights, chunk, lines, .. } = out;
     let sums = &mut sums[i * *lines..][..*lines];
     sums.as_flattened_mut().fill(0.0);
     let weights = weights[i * SCORE_LINES..].as_flattened();
-    let count = match partition.seen {
-        Seen::First(_) => partition.end(),
-        Seen::Listed(cells) => cells.len(),
-    };
-    for (j, &weight) in weights[..count].iter().enumerate() {
-        let cell = match partition.seen {
-            Seen::First(_) => j,
-            Seen::Listed(cells) => usize::from(cells[j]),
-        };
+    let mut reader = Reader::new(values, *head_dim);
+    for &weight in &weights[..count] {
+        let cell = &mut chunk[..*lines];
+        reader.widen(s, cell);
         if weight != 0.0 {
-            widen(s, partition.values, Span { first: cell, count: 1 }, width, chunk);
-            for (sum, value) in sums.iter_mut().zip(&chunk[..]) {
+            for (sum, value) in sums.iter_mut().zip(cell) {
                 s.store(s.fma(s.splat(weight), s.load(value), s.load(sum)), sum);
             }
         }
@@ -507,15 +462,18 @@ fn accumulate_exactly<S: Simd>(s: S, partition: &Partition<'_>, i: usize, out: &
 pub(super) fn score_blocks<S: Simd>(
     s: S,
     queries: &Queries<'_>,
-    keys: Cells<'_>,
+    keys: &[Cells<'_>],
     scores: &mut [f32],
     room: &mut Attended,
 ) {
-    let blocks = scores.len() / queries.rows;
+    let (blocks, width) = (scores.len() / queries.rows, queries.head_dim);
     pack(s, queries, room);
-    for first in (0..blocks).step_by(PARTITION_CELLS) {
-        let count = (blocks - first).min(PARTITION_CELLS);
-        score(s, keys, Span { first, count }, 1.0, room, None);
+    let mut ahead = Ahead::behind_first_chunk([keys, &[]], width);
+    ahead.lines = ahead.lines.div_ceil(tiles::<S>(queries));
+    let mut first = 0;
+    for piece in keys {
+        let count = piece.cells_of(width).expect("whole cells");
+        score(s, std::slice::from_ref(piece), count, 1.0, room, &mut ahead);
         for (row, scores) in scores.chunks_exact_mut(blocks).enumerate() {
             let (whole, rest) = scores[first..first + count].as_chunks_mut();
             let dots = &room.weights[row * queries.heads * SCORE_LINES..];
@@ -526,6 +484,7 @@ pub(super) fn score_blocks<S: Simd>(
                 s.store_first(rectified_sum(s, &dots[whole.len()..], queries.heads), rest);
             }
         }
+        first += count;
     }
 }
 

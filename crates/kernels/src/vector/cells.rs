@@ -1,6 +1,5 @@
 //! See `scalar::cells`: how keys and values are rounded when they are stored, and widened when they are read.
 
-use super::attention::CellList;
 use super::elementwise::scale;
 use super::simd::Simd;
 use crate::attention::{Cells, INT4_VALUES, INT8_VALUES, LINE, int4_bytes, int4_scales, int8_scales};
@@ -39,22 +38,35 @@ impl Cell for u16 {
     }
 }
 
-/// Cells of `width` values in single precision, each padded with zeros to whole lines.
-#[inline(always)]
-pub(super) fn widen<S: Simd, L: CellList>(
-    s: S,
-    source: Cells<'_>,
-    cells: L,
+/// Cells of some pieces, one after the other.
+pub(super) struct Reader<'a> {
+    /// From the piece on that is read next.
+    pieces: &'a [Cells<'a>],
+    /// The cell of it that is read next.
+    at: usize,
     width: usize,
-    out: &mut [[f32; LINE]],
-) {
-    let lines = width.div_ceil(LINE);
-    let out = &mut out[..cells.count() * lines];
-    if let Some(first) = cells.adjacent() {
-        widen_adjacent(s, source, first, width, out);
-    } else {
-        for (i, out) in out.chunks_exact_mut(lines).enumerate() {
-            widen_adjacent(s, source, cells.cell(i), width, out);
+}
+
+impl<'a> Reader<'a> {
+    #[inline(always)]
+    pub fn new(pieces: &'a [Cells<'a>], width: usize) -> Reader<'a> {
+        Reader { pieces, at: 0, width }
+    }
+
+    /// The next cells in single precision, as many as `out` has room for, each padded with zeros to whole lines.
+    #[inline(always)]
+    pub fn widen<S: Simd>(&mut self, s: S, mut out: &mut [[f32; LINE]]) {
+        let lines = self.width.div_ceil(LINE);
+        while !out.is_empty() {
+            let (piece, rest) = self.pieces.split_first().expect("as many cells as are read");
+            let left = piece.cells_of(self.width).expect("whole cells") - self.at;
+            let (mine, others) = out.split_at_mut((left * lines).min(out.len()));
+            widen_adjacent(s, *piece, self.at, self.width, mine);
+            out = others;
+            self.at += mine.len() / lines;
+            if mine.len() == left * lines {
+                (self.pieces, self.at) = (rest, 0);
+            }
         }
     }
 }
@@ -65,6 +77,12 @@ fn widen_adjacent<S: Simd>(s: S, source: Cells<'_>, first: usize, width: usize, 
     let lines = width.div_ceil(LINE);
     let count = out.len() / lines;
     match source {
+        Cells::F32(all) if width.is_multiple_of(LINE) => {
+            widen_row(s, &all[first * width..][..count * width], out);
+        }
+        Cells::F16(all) if width.is_multiple_of(LINE) => {
+            widen_row(s, &all[first * width..][..count * width], out);
+        }
         Cells::F32(all) => {
             let rows = all[first * width..][..count * width].chunks_exact(width);
             for (row, out) in rows.zip(out.chunks_exact_mut(lines)) {

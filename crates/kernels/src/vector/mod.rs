@@ -164,7 +164,7 @@ macro_rules! functions {
         attend_partition: enabled!($isa, $features, attention::attend_partition,
                     (queries: &Queries<'_>, scale: f32, partition: &Partition<'_>, out: &mut Attended)),
         score_blocks: enabled!($isa, $features, attention::score_blocks,
-                    (queries: &Queries<'_>, keys: Cells<'_>, scores: &mut [f32], room: &mut Attended)),
+                    (queries: &Queries<'_>, keys: &[Cells<'_>], scores: &mut [f32], room: &mut Attended)),
         merge_partition: enabled!($isa, $features, attention::merge_partition,
                     (running: (f32, f32), values: &mut [f32], later: (f32, f32), later_values: &[f32])
                         -> (f32, f32)),

@@ -1,7 +1,7 @@
 //! Queries against partitions, pooled keys and the merging of partitions, with caches in every element type.
 
 use super::{Random, assert_same, for_each_isa, scalar};
-use kernels::attention::{Attended, Cells, Partition, Queries, Seen, int4_bytes, int4_scales, int8_scales};
+use kernels::attention::{Attended, Cells, Partition, Queries, int4_bytes, int4_scales, int8_scales};
 use kernels::{Kernels, PARTITION_CELLS};
 
 /// Head widths with cells of a partition.
@@ -63,6 +63,55 @@ impl Stored {
     }
 }
 
+/// The same cells in pieces of 1 to 9, each with memory of its own, and sometimes an empty one between them.
+fn pieces(random: &mut Random, cells: Cells<'_>, width: usize) -> Vec<Stored> {
+    let count = cells.cells_of(width).unwrap();
+    let (mut pieces, mut first) = (Vec::new(), 0);
+    while first < count {
+        let end = (first + random.below(10)).min(count);
+        let mut piece = Stored {
+            f32: vec![],
+            f16: vec![],
+            codes: vec![],
+            nibbles: vec![],
+            scales: vec![],
+            scales_of_int8: 0,
+        };
+        let scales_of = |each: usize| first * each..end * each;
+        match cells {
+            Cells::F32(all) => piece.f32 = all[first * width..end * width].to_vec(),
+            Cells::F16(all) => piece.f16 = all[first * width..end * width].to_vec(),
+            Cells::Int8 { codes, scales } => {
+                piece.codes = codes[first * width..end * width].to_vec();
+                piece.scales = scales[scales_of(int8_scales(width))].to_vec();
+                piece.scales_of_int8 = piece.scales.len();
+            }
+            Cells::Int4 { codes, scales } => {
+                piece.nibbles = codes[first * int4_bytes(width)..end * int4_bytes(width)].to_vec();
+                piece.scales = scales[scales_of(int4_scales(width))].to_vec();
+            }
+        }
+        pieces.push(piece);
+        first = end;
+    }
+    pieces
+}
+
+fn dtype_of(cells: Cells<'_>) -> &'static str {
+    match cells {
+        Cells::F32(_) => "f32",
+        Cells::F16(_) => "f16",
+        Cells::Int8 { .. } => "int8",
+        Cells::Int4 { .. } => "int4",
+    }
+}
+
+/// Some cells of which each row sees the first so many, and nothing that comes next.
+fn partition<'a>(keys: &'a Cells<'a>, values: &'a Cells<'a>, seen: &'a [u16]) -> Partition<'a> {
+    let [keys, values] = [keys, values].map(std::slice::from_ref);
+    Partition { keys, values, seen, next: &[] }
+}
+
 /// Everything that attending gives.
 fn attended(
     kernels: &Kernels,
@@ -103,7 +152,7 @@ fn the_first_cells_of_a_partition() {
     for_each_case(|queries, keys, values, cells, random, case| {
         let mut counts: Vec<u16> = (0..queries.rows).map(|_| random.below(cells + 1) as u16).collect();
         counts[random.below(queries.rows)] = cells as u16;
-        let partition = Partition { keys, values, seen: Seen::First(&counts) };
+        let partition = partition(&keys, &values, &counts);
         let wanted = attended(&scalar(), queries, &partition, &mut Attended::default());
         for_each_isa(|kernels| {
             let found = attended(kernels, queries, &partition, &mut out);
@@ -112,35 +161,25 @@ fn the_first_cells_of_a_partition() {
     });
 }
 
+/// Wherever cells lie, and whatever is read after them.
 #[test]
-fn listed_cells_of_a_partition() {
+fn scattered_cells_say_the_same() {
     let mut out = Attended::default();
     for_each_case(|queries, keys, values, cells, random, case| {
-        let mut list: Vec<u8> = (0..cells as u32).map(|cell| cell as u8).collect();
-        list.retain(|_| random.below(3) == 0);
-        if list.is_empty() {
-            list.push(random.below(cells) as u8);
-        }
-        let partition = Partition { keys, values, seen: Seen::Listed(&list) };
-        let wanted = attended(&scalar(), queries, &partition, &mut Attended::default());
+        let counts: Vec<u16> = (0..queries.rows).map(|_| random.below(cells + 1) as u16).collect();
+        let whole = partition(&keys, &values, &counts);
+        let wanted = attended(&scalar(), queries, &whole, &mut Attended::default());
+        let (name, width) = (dtype_of(keys), queries.head_dim);
+        let cut = [keys, values].map(|cells| pieces(random, cells, width));
+        let [keys, values] =
+            cut.each_ref().map(|cut| cut.iter().map(|piece| piece.cells(name)).collect::<Vec<_>>());
+        let next = if random.below(2) == 0 { &[] } else { &values[random.below(values.len())..] };
+        let partition = Partition { keys: &keys, values: &values, seen: &counts, next };
         for_each_isa(|kernels| {
             let found = attended(kernels, queries, &partition, &mut out);
-            assert_same(&found, &wanted, &format_args!("{}, {case}, {list:?}", kernels.isa()));
+            assert_same(&found, &wanted, &format_args!("{}, {case}, {counts:?}", kernels.isa()));
         });
-    });
-}
-
-#[test]
-fn a_list_of_the_first_cells_says_the_same() {
-    let mut out = Attended::default();
-    for_each_case(|queries, keys, values, cells, _, case| {
-        let list: Vec<u8> = (0..cells as u32).map(|cell| cell as u8).collect();
-        let counts = vec![cells as u16; queries.rows];
-        let wanted =
-            attended(&scalar(), queries, &Partition { keys, values, seen: Seen::First(&counts) }, &mut out);
-        let found =
-            attended(&scalar(), queries, &Partition { keys, values, seen: Seen::Listed(&list) }, &mut out);
-        assert_same(&found, &wanted, &case);
+        assert_same(&attended(&scalar(), queries, &partition, &mut out), &wanted, &case);
     });
 }
 
@@ -168,11 +207,9 @@ fn cells_of_weight_zero_are_passed_over() {
             .collect();
         let q: Vec<f32> = (0..4 * width).map(|_| 1.0 + random.unit()).collect();
         let queries = Queries { values: &q, stride: 2 * width, rows: 2, heads: 2, head_dim: width };
-        let partition = Partition {
-            keys: Cells::F32(&keys),
-            values: Cells::F32(&values),
-            seen: Seen::First(&[cells as u16, 1 + turn % 40]),
-        };
+        let (keys, values) = (Cells::F32(&keys), Cells::F32(&values));
+        let counts = [cells as u16, 1 + turn % 40];
+        let partition = partition(&keys, &values, &counts);
         let wanted = attended(&scalar(), &queries, &partition, &mut Attended::default());
         for_each_isa(|kernels| {
             let found = attended(kernels, &queries, &partition, &mut Attended::default());
@@ -195,11 +232,9 @@ fn the_maximum_is_never_nan() {
     for keys in cases {
         let values = Random(1).floats(keys.len());
         let queries = Queries { values: &[8.0], stride: 1, rows: 1, heads: 1, head_dim: 1 };
-        let partition = Partition {
-            keys: Cells::F32(keys),
-            values: Cells::F32(&values),
-            seen: Seen::First(&[keys.len() as u16]),
-        };
+        let counts = [keys.len() as u16];
+        let (all, values) = (Cells::F32(keys), Cells::F32(&values));
+        let partition = partition(&all, &values, &counts);
         let wanted = attended(&scalar(), &queries, &partition, &mut Attended::default());
         for_each_isa(|kernels| {
             let found = attended(kernels, &queries, &partition, &mut Attended::default());
@@ -211,15 +246,24 @@ fn the_maximum_is_never_nan() {
 #[test]
 fn scores_of_blocks() {
     let mut room = Attended::default();
-    for_each_case(|queries, keys, _, cells, _, case| {
-        let run = |kernels: &Kernels, room: &mut Attended| {
+    for_each_case(|queries, keys, _, cells, random, case| {
+        let run = |kernels: &Kernels, keys: &[Cells<'_>], room: &mut Attended| {
             let mut scores = vec![f32::NAN; queries.rows * cells];
             kernels.score_blocks(queries, keys, &mut scores, room);
             scores
         };
-        let wanted = run(&scalar(), &mut room);
+        let cut = pieces(random, keys, queries.head_dim);
+        let scattered: Vec<Cells<'_>> = cut.iter().map(|piece| piece.cells(dtype_of(keys))).collect();
+        let wanted = run(&scalar(), &[keys], &mut room);
+        assert_same(&run(&scalar(), &scattered, &mut room), &wanted, &case);
         for_each_isa(|kernels| {
-            assert_same(&run(kernels, &mut room), &wanted, &format_args!("{}, {case}", kernels.isa()));
+            for keys in [&[keys][..], &scattered] {
+                assert_same(
+                    &run(kernels, keys, &mut room),
+                    &wanted,
+                    &format_args!("{}, {case}", kernels.isa()),
+                );
+            }
         });
     });
 }
@@ -228,11 +272,12 @@ fn scores_of_blocks() {
 fn scores_of_more_blocks_than_a_partition_has_cells() {
     let blocks = 2 * PARTITION_CELLS + 21;
     let keys = Random(2).floats(blocks * 16);
+    let keys: Vec<Cells<'_>> = keys.chunks(PARTITION_CELLS * 16).map(Cells::F32).collect();
     let q = Random(3).floats(2 * 48);
     let queries = Queries { values: &q, stride: 48, rows: 2, heads: 3, head_dim: 16 };
     let run = |kernels: &Kernels| {
         let mut scores = vec![f32::NAN; 2 * blocks];
-        kernels.score_blocks(&queries, Cells::F32(&keys), &mut scores, &mut Attended::default());
+        kernels.score_blocks(&queries, &keys, &mut scores, &mut Attended::default());
         scores
     };
     let wanted = run(&scalar());

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use kernels::{Attended, PARTITION_CELLS, Partition, Queries, Seen, Tile, quant, split_grid};
+use kernels::{Attended, Cells, PARTITION_CELLS, Partition, Queries, Tile, quant, split_grid};
 
 use super::{Cpu, row_of};
 use crate::backend::{Buffers, Pass, Selection};
 use crate::graph::BufferId;
 use crate::models::{IndexerSpec, Pairing};
 use crate::state::{AttentionCells, CellFormat, State};
-use crate::window::Span;
 
 /// Most rows that share one pass over a partition's keys and values.
 const TILE_ROWS_MAX: usize = 16;
@@ -29,8 +28,6 @@ pub(super) struct Scratch {
     running: Vec<(f32, f32)>,
     /// Cells of a partition that each row sees.
     counts: Vec<u16>,
-    /// Cells of a partition that one row sees.
-    listed: Vec<u8>,
     /// Scores of pooled keys.
     scores: Vec<f32>,
     chosen: Vec<i32>,
@@ -171,19 +168,23 @@ impl Cpu {
         let used = buffers.rows(out) * width;
         let (mut scratch, mut records) =
             (std::mem::take(&mut self.scratch), std::mem::take(&mut self.records));
-        let attention = Attention { cpu: self, buffers, pass, q, sparse };
-        let seen = seen_partitions(pass, sparse);
-        let tiles = tiles(pass, layer, heads, &seen, &mut target[..used], width);
+        let attention = Attention { cpu: self, buffers, q };
+        let tiles = tiles(pass, layer, heads, sparse, &mut target[..used], width);
 
         // Tiles of much more than their share of the work are cut at partitions; each leaves a record, merged afterwards.
-        let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions.len()).sum();
+        let work: usize = tiles.iter().map(|(_, task)| task.queries() * task.partitions).sum();
         let share = work.div_ceil(self.pool.threads() * ITEMS_PER_THREAD);
         let (mut cut, mut items, mut values) = (Vec::new(), Vec::new(), 0);
         for (tile, task) in tiles {
-            let with_it = values + task.partitions.len() * task.record_values();
-            let small = task.queries() * task.partitions.len() < 2 * share;
+            let with_it = values + task.partitions * task.record_values();
+            let small = task.queries() * task.partitions < 2 * share;
             if self.pool.threads() == 1 || small || with_it > RECORD_VALUES_MAX {
-                items.push(Item { task, partitions: task.partitions, target: Target::Rows(tile) });
+                items.push(Item {
+                    task,
+                    partitions: 0..task.partitions,
+                    then: None,
+                    target: Target::Rows(tile),
+                });
             } else {
                 cut.push((tile, task));
                 values = with_it;
@@ -195,11 +196,15 @@ impl Cpu {
         let mut rest = &mut records[..values];
         for &(_, task) in &cut {
             let step = share.div_ceil(task.queries());
-            for partitions in task.partitions.chunks(step) {
+            for first in (0..task.partitions).step_by(step) {
+                let partitions = first..(first + step).min(task.partitions);
                 let (mine, tail) = rest.split_at_mut(partitions.len() * task.record_values());
                 rest = tail;
-                items.push(Item { task, partitions, target: Target::Records(mine) });
+                items.push(Item { task, partitions, then: None, target: Target::Records(mine) });
             }
+        }
+        for i in 1..items.len() {
+            items[i - 1].then = Some((items[i].task, items[i].partitions.start));
         }
         self.pool.for_each_with(&mut scratch, &mut items, |scratch, item| attention.run(scratch, item));
         drop(items);
@@ -213,7 +218,7 @@ impl Cpu {
         let mut rest = records;
         let mut items: Vec<(Tile<'_>, Task<'_>, &[f32])> = Vec::new();
         for (tile, task) in cut {
-            let (mine, tail) = rest.split_at(task.partitions.len() * task.record_values());
+            let (mine, tail) = rest.split_at(task.partitions * task.record_values());
             rest = tail;
             items.push((tile, task, mine));
         }
@@ -263,40 +268,17 @@ impl Cpu {
 /// Largest score and sum of weights of a query that has seen no cell: no other has a sum below 1.
 const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
 
-/// For each span, for every [`TILE_ROWS_MAX`] rows of it, the partitions that some row of them sees a cell of, ascending. Those
-/// of a sparse layer are as many as its selections have, however long the context is.
-fn seen_partitions(pass: &Pass<'_>, sparse: bool) -> Vec<Vec<Vec<u32>>> {
-    let of_rows = |span: &Span, row: usize| {
-        let rows = TILE_ROWS_MAX.min(span.count - row);
-        let all = (pass.states[span.state].tokens() + row + rows).div_ceil(PARTITION_CELLS) as u32;
-        if !sparse {
-            return (0..all).collect();
-        }
-        let partition = |cell: u32| cell / PARTITION_CELLS as u32;
-        let selections = &pass.selections[span.first + row..][..rows];
-        let runs = selections.iter().flat_map(|selection| &selection.runs);
-        let mut seen: Vec<u32> =
-            runs.flat_map(|&(first, end)| partition(first)..partition(end - 1) + 1).collect();
-        seen.sort_unstable();
-        seen.dedup();
-        seen
-    };
-    let of_span =
-        |span: &Span| (0..span.count).step_by(TILE_ROWS_MAX).map(|row| of_rows(span, row)).collect();
-    pass.window.spans.iter().map(of_span).collect()
-}
-
-/// The output in tiles of some rows of a span by the query heads of one key head. `seen` is what [`seen_partitions`] gave.
+/// The output in tiles of some rows of a span by the query heads of one key head.
 fn tiles<'a, 'b>(
     pass: &'a Pass<'_>,
     layer: usize,
     heads: usize,
-    seen: &'a [Vec<Vec<u32>>],
+    sparse: bool,
     mut rest: &'b mut [f32],
     width: usize,
 ) -> Vec<(Tile<'b>, Task<'a>)> {
     let mut tiles = Vec::new();
-    for (span, seen) in pass.window.spans.iter().zip(seen) {
+    for span in &pass.window.spans {
         let (rows, tail) = rest.split_at_mut(span.count * width);
         rest = tail;
         let state: &State = pass.states[span.state];
@@ -306,18 +288,15 @@ fn tiles<'a, 'b>(
         let row_bounds: Vec<usize> = (0..span.count).step_by(TILE_ROWS_MAX).chain([span.count]).collect();
         let column_bounds: Vec<usize> = (0..=cells.kv_heads).map(|h| h * group).collect();
         tiles.extend(split_grid(rows, width, &row_bounds, &column_bounds).into_iter().map(|tile| {
-            let row = span.first + tile.row0();
+            let (row, rows) = (span.first + tile.row0(), tile.rows());
             let first_cell = state.tokens() + tile.row0();
-            let task = Task {
-                state,
-                cells,
-                row,
-                rows: tile.rows(),
-                first_cell,
-                kv_head: tile.column0() / group,
-                heads,
-                partitions: &seen[tile.row0() / TILE_ROWS_MAX],
-            };
+            let selections = if sparse { &pass.selections[row..row + rows] } else { &[] };
+            // Where all rows attend to all they see, they share what is loaded.
+            let all = selections.iter().zip(first_cell + 1..).all(|(chosen, seen)| chosen.cells() == seen);
+            let selections = if all { &[] } else { selections };
+            let cells_max = selections.iter().map(Selection::cells).max().unwrap_or(first_cell + rows);
+            let (kv_head, partitions) = (tile.column0() / group, cells_max.div_ceil(PARTITION_CELLS));
+            let task = Task { state, cells, row, rows, first_cell, kv_head, heads, selections, partitions };
             (tile, task)
         }));
     }
@@ -337,11 +316,18 @@ struct Task<'a> {
     kv_head: usize,
     /// Query heads.
     heads: usize,
-    /// Those with a cell that some row sees, ascending.
-    partitions: &'a [u32],
+    /// The cells that each row attends to; none where these are all it sees.
+    selections: &'a [Selection],
+    /// Those of the row with most cells.
+    partitions: usize,
 }
 
 impl Task<'_> {
+    /// Whether each row has cells of its own, wherever they lie.
+    fn scattered(&self) -> bool {
+        !self.selections.is_empty()
+    }
+
     fn queries(&self) -> usize {
         self.rows * self.heads
     }
@@ -351,16 +337,19 @@ impl Task<'_> {
         self.queries() * (self.cells.head_dim + 2)
     }
 
-    /// Cells from `start` on, in its partition, that row `row` may see.
-    fn visible(&self, row: usize, start: usize) -> usize {
-        (self.first_cell + row + 1).saturating_sub(start).min(PARTITION_CELLS)
+    /// Cells of a partition that row `row` attends to.
+    fn cells_seen(&self, row: usize, partition: usize) -> usize {
+        let all = self.selections.get(row).map_or(self.first_cell + row + 1, Selection::cells);
+        all.saturating_sub(partition * PARTITION_CELLS).min(PARTITION_CELLS)
     }
 }
 
 /// Some partitions of a task.
 struct Item<'a> {
     task: Task<'a>,
-    partitions: &'a [u32],
+    partitions: Range<usize>,
+    /// What the thread most likely works on next.
+    then: Option<(Task<'a>, usize)>,
     target: Target<'a>,
 }
 
@@ -371,12 +360,54 @@ enum Target<'a> {
     Records(&'a mut [f32]),
 }
 
+/// A call of the kernel: some rows of a task, which go through a partition together.
+struct Step<'a> {
+    task: Task<'a>,
+    partition: usize,
+    rows: Range<usize>,
+}
+
+impl<'a> Step<'a> {
+    /// Those of some partitions, in order: of each partition all rows, or, where every row has cells of its own there, one after
+    /// the other. Neighbours chose much the same, so what one has read is still near for the next.
+    fn all(task: Task<'a>, partitions: Range<usize>) -> impl Iterator<Item = Step<'a>> {
+        let each = if task.scattered() { 1 } else { task.rows };
+        partitions.flat_map(move |partition| {
+            let rows = (0..task.rows)
+                .step_by(each)
+                .filter(move |&row| !task.scattered() || task.cells_seen(row, partition) > 0);
+            rows.map(move |row| Step { task, partition, rows: row..row + each })
+        })
+    }
+
+    /// Its keys, then its values, in pieces as they lie.
+    fn find(&self, cells: &mut Vec<Cells<'a>>) {
+        let Step { task, partition, .. } = *self;
+        cells.clear();
+        let start = partition * PARTITION_CELLS;
+        for array in [task.cells.keys(task.kv_head), task.cells.values(task.kv_head)] {
+            let mut push = |run: Range<usize>| {
+                let mut first = run.start;
+                while first < run.end {
+                    let block = first / PARTITION_CELLS;
+                    let start = block * PARTITION_CELLS;
+                    let end = run.end.min(start + PARTITION_CELLS);
+                    cells.push(task.state.block(block).cells(&array, first - start..end - start));
+                    first = end;
+                }
+            };
+            match task.selections.get(self.rows.start) {
+                Some(selection) => selection.at_places(start..start + PARTITION_CELLS).for_each(push),
+                None => push(start..start + task.cells_seen(task.rows - 1, partition)),
+            }
+        }
+    }
+}
+
 struct Attention<'a> {
     cpu: &'a Cpu,
     buffers: &'a Buffers,
-    pass: &'a Pass<'a>,
     q: BufferId,
-    sparse: bool,
 }
 
 impl Attention<'_> {
@@ -390,65 +421,29 @@ impl Attention<'_> {
                 (record[d], record[d + 1]) = NOTHING;
             }
         }
-        // A selection of all that is visible is none.
-        let sparse = self.sparse
-            && (0..task.rows).any(|row| {
-                self.pass.selections[task.row + row].runs != [(0, (task.first_cell + row + 1) as u32)]
-            });
         self.rotate_queries(&task, &mut scratch.rotated);
-        for (i, &partition) in item.partitions.iter().enumerate() {
-            let partition = partition as usize;
-            let start = partition * PARTITION_CELLS;
-            let at = i * task.record_values();
-            if sparse {
-                for row in 0..task.rows {
-                    self.list_cells(&task, row, start, &mut scratch.listed);
-                    if !scratch.listed.is_empty() {
-                        let seen = Seen::Listed(&scratch.listed);
-                        let end = task.visible(row, start);
-                        let (rotated, out) = (&scratch.rotated, &mut scratch.attended);
-                        self.attend(&task, row..row + 1, rotated, partition, end, seen, out);
-                        self.deliver(
-                            &task,
-                            row..row + 1,
-                            &scratch.attended,
-                            &mut scratch.running,
-                            &mut item.target,
-                            at,
-                        );
-                    }
-                }
-            } else {
-                scratch.counts.clear();
-                scratch.counts.extend((0..task.rows).map(|row| task.visible(row, start) as u16));
-                let seen = Seen::First(&scratch.counts);
-                let end = task.visible(task.rows - 1, start);
-                let (rotated, out) = (&scratch.rotated, &mut scratch.attended);
-                self.attend(&task, 0..task.rows, rotated, partition, end, seen, out);
-                self.deliver(
-                    &task,
-                    0..task.rows,
-                    &scratch.attended,
-                    &mut scratch.running,
-                    &mut item.target,
-                    at,
-                );
-            }
+        let steps: Vec<Step<'_>> = Step::all(task, item.partitions.clone()).collect();
+        let then = item.then.and_then(|(task, first)| Step::all(task, first..first + 1).next());
+        let (mut here, mut next) = (Vec::new(), Vec::new());
+        if let Some(first) = steps.first() {
+            first.find(&mut here);
+        }
+        for (i, step) in steps.iter().enumerate() {
+            next.clear();
+            let following = steps.get(i + 1).or(then.as_ref());
+            following.inspect(|step| step.find(&mut next));
+            // What lies in one piece the kernel foresees by itself.
+            let ahead = if following.is_some_and(|step| step.task.scattered()) { &next[..] } else { &[] };
+            self.attend(step, &here, ahead, scratch);
+            let at = (step.partition - item.partitions.start) * task.record_values();
+            self.deliver(step, &scratch.attended, &mut scratch.running, &mut item.target, at);
+            std::mem::swap(&mut here, &mut next);
         }
         if let Target::Rows(tile) = &mut item.target {
             for (i, &running) in scratch.running.iter().enumerate() {
                 let out = &mut tile.row(i / task.heads)[i % task.heads * d..][..d];
                 self.cpu.finish(&task, out, running);
             }
-        }
-    }
-
-    /// The cells of the partition from cell `start` on that the selection of row `row` has.
-    fn list_cells(&self, task: &Task<'_>, row: usize, start: usize, cells: &mut Vec<u8>) {
-        cells.clear();
-        let end = start + task.visible(row, start);
-        for (first, end) in self.pass.selections[task.row + row].within(start, end) {
-            cells.extend((first - start..end - start).map(|cell| cell as u8));
         }
     }
 
@@ -467,20 +462,12 @@ impl Attention<'_> {
         }
     }
 
-    /// The queries of some rows against the first `end` cells of a partition.
-    #[expect(clippy::too_many_arguments, reason = "a task's parts")]
-    fn attend(
-        &self,
-        task: &Task<'_>,
-        rows: Range<usize>,
-        rotated: &[f32],
-        partition: usize,
-        end: usize,
-        seen: Seen<'_>,
-        out: &mut Attended,
-    ) {
+    /// The queries of a step against its keys and values, while memory is asked for those of `next`.
+    fn attend(&self, step: &Step<'_>, cells: &[Cells<'_>], next: &[Cells<'_>], scratch: &mut Scratch) {
+        let Step { task, partition, ref rows } = *step;
+        let Scratch { rotated, counts, attended, .. } = scratch;
         let d = task.cells.head_dim;
-        let (stride, values) = if rotated.is_empty() {
+        let (stride, q) = if rotated.is_empty() {
             let stride = self.buffers.width(self.q);
             let first = (task.row + rows.start) * stride + task.kv_head * task.heads * d;
             (stride, &self.buffers.float(self.q)[first..])
@@ -488,19 +475,18 @@ impl Attention<'_> {
             let stride = task.heads * d;
             (stride, &rotated[rows.start * stride..])
         };
-        let queries = Queries { values, stride, rows: rows.len(), heads: task.heads, head_dim: d };
-        let block = task.state.block(partition);
-        let keys = block.cells(&task.cells.keys(task.kv_head), 0..end);
-        let values = block.cells(&task.cells.values(task.kv_head), 0..end);
-        let partition = Partition { keys, values, seen };
-        self.cpu.kernels.attend_partition(&queries, 1.0 / (d as f32).sqrt(), &partition, out);
+        let queries = Queries { values: q, stride, rows: rows.len(), heads: task.heads, head_dim: d };
+        counts.clear();
+        counts.extend(rows.clone().map(|row| task.cells_seen(row, partition) as u16));
+        let (keys, values) = cells.split_at(cells.len() / 2);
+        let partition = Partition { keys, values, seen: counts, next };
+        self.cpu.kernels.attend_partition(&queries, 1.0 / (d as f32).sqrt(), &partition, attended);
     }
 
     /// Merges what some rows got, or records it from value `at` on.
     fn deliver(
         &self,
-        task: &Task<'_>,
-        rows: Range<usize>,
+        Step { task, rows, .. }: &Step<'_>,
         attended: &Attended,
         running: &mut [(f32, f32)],
         target: &mut Target<'_>,
@@ -601,17 +587,14 @@ impl Scan<'_> {
         let values = &self.buffers.float(self.q)[item.row * stride..];
         let (rows, head_dim) = (item.selections.len(), self.indexer.head_dim);
         let queries = Queries { values, stride, rows, heads: self.indexer.heads, head_dim };
-        let mut part = [0.0; PARTITION_CELLS * TILE_ROWS_MAX];
-        for (i, partition) in partitions.enumerate() {
-            let first = i * self.per_partition();
-            let count = (blocks - first).min(self.per_partition());
-            let keys = item.state.block(partition).cells(&pooled, 0..count);
-            let part = &mut part[..rows * count];
-            self.cpu.kernels.score_blocks(&queries, keys, part, &mut scratch.attended);
-            for (scores, part) in scores.chunks_exact_mut(blocks).zip(part.chunks_exact(count)) {
-                scores[first..first + count].copy_from_slice(part);
-            }
-        }
+        let first = partitions.start * self.per_partition();
+        let keys: Vec<Cells<'_>> = partitions
+            .map(|partition| {
+                let count = (first + blocks - partition * self.per_partition()).min(self.per_partition());
+                item.state.block(partition).cells(&pooled, 0..count)
+            })
+            .collect();
+        self.cpu.kernels.score_blocks(&queries, &keys, scores, &mut scratch.attended);
     }
 
     /// The selections of an item's rows by their scores, `[rows][blocks]`.
