@@ -37,7 +37,7 @@ struct Shared {
     book: Mutex<Book>,
 }
 
-/// A range of a segment, dereferencing to its bytes, which were all zero when it was leased.
+/// A range of a segment, dereferencing to its bytes, which were all zero when it was leased, if that was asked for.
 pub struct Lease {
     shared: Arc<Shared>,
     /// Whole multiples of the alignment.
@@ -142,6 +142,24 @@ impl Segment {
     /// # Errors
     /// [`ArenaError::OutOfBudget`] when no free range is long enough; [`ArenaError::Refused`].
     pub fn lease(&self, bytes: usize) -> Result<Lease, ArenaError> {
+        let (mut lease, used_before) = self.take(bytes)?;
+        let first = lease.range.start;
+        for part in used_before {
+            lease.whole()[part.start - first..part.end - first].fill(0);
+        }
+        Ok(lease)
+    }
+
+    /// As [`Segment::lease`], but for the zeros: what an earlier lease left may be there still, for whoever writes over all of it.
+    ///
+    /// # Errors
+    /// As [`Segment::lease`].
+    pub fn lease_as_it_is(&self, bytes: usize) -> Result<Lease, ArenaError> {
+        self.take(bytes).map(|(lease, _)| lease)
+    }
+
+    /// A lease, and the parts of its range that may not be zero.
+    fn take(&self, bytes: usize) -> Result<(Lease, Vec<Range<usize>>), ArenaError> {
         let shared = self.shared.clone();
         let mut book = shared.book();
         let Some(range) = book.take(lease_bytes(bytes)) else {
@@ -163,12 +181,7 @@ impl Segment {
         }
         let used_before = book.used_before(&range);
         drop(book);
-        let mut lease = Lease { shared, range, bytes };
-        let first = lease.range.start;
-        for part in used_before {
-            lease.whole()[part.start - first..part.end - first].fill(0);
-        }
-        Ok(lease)
+        Ok((Lease { shared, range, bytes }, used_before))
     }
 
     /// What it holds now.

@@ -5,6 +5,10 @@
 //! of its own, so that the disk has work while the caller fills or empties the next buffer. A file system that has no direct
 //! access (one in memory) is used through its cache.
 
+mod scatter;
+
+pub use scatter::{Part, read_scattered};
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -89,6 +93,8 @@ pub struct Writer {
     filled: usize,
     /// Chunks handed to the lanes.
     chunks: usize,
+    /// Where the first one lies.
+    first: u64,
 }
 
 impl Writer {
@@ -97,18 +103,46 @@ impl Writer {
     /// # Errors
     /// The system's answer.
     pub fn create(path: &Path) -> io::Result<Writer> {
-        let file = Arc::new(open(path, File::options().write(true).create(true).truncate(true))?);
+        Writer::start(open(path, File::options().write(true).create(true).truncate(true))?, 0)
+    }
+
+    /// Goes on behind the first `first` bytes of a file that is there, a multiple of [`ALIGNMENT_BYTES`]; what comes behind them
+    /// is cut off.
+    ///
+    /// # Errors
+    /// The system's answer.
+    ///
+    /// # Panics
+    /// If `first` is no multiple of [`ALIGNMENT_BYTES`].
+    pub fn append(path: &Path, first: u64) -> io::Result<Writer> {
+        assert!(first.is_multiple_of(ALIGNMENT_BYTES as u64), "a direct file goes on at a whole page");
+        let file = open(path, File::options().write(true))?;
+        file.set_len(first)?;
+        Writer::start(file, first)
+    }
+
+    fn start(file: File, first: u64) -> io::Result<Writer> {
+        let file = Arc::new(file);
         let lane = |_| {
             let file = file.clone();
             Lane::start(move |job| write_at(&file, &job.buffer[..job.bytes], job.offset))
         };
         let lanes = (0..LANES).map(lane).collect::<io::Result<_>>()?;
-        Ok(Writer { lanes, file, buffer: Some(buffer()?), filled: 0, chunks: 0 })
+        Ok(Writer { lanes, file, buffer: Some(buffer()?), filled: 0, chunks: 0, first })
     }
 
-    /// Bytes written so far.
+    /// Bytes of the file so far.
     pub fn position(&self) -> u64 {
-        (self.chunks * CHUNK_BYTES + self.filled) as u64
+        self.first + (self.chunks * CHUNK_BYTES + self.filled) as u64
+    }
+
+    /// Fills up to a multiple of [`ALIGNMENT_BYTES`] with zeros.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn pad(&mut self) -> io::Result<()> {
+        let zeros = [0; ALIGNMENT_BYTES];
+        self.write_all(&zeros[..self.filled.next_multiple_of(ALIGNMENT_BYTES) - self.filled])
     }
 
     /// Ends the file, whose length is a multiple of [`ALIGNMENT_BYTES`] now, and waits for the disk to have it.
@@ -118,7 +152,23 @@ impl Writer {
     ///
     /// # Panics
     /// If the position is no multiple of [`ALIGNMENT_BYTES`].
-    pub fn finish(mut self) -> io::Result<()> {
+    pub fn finish(self) -> io::Result<()> {
+        self.finish_with(None)
+    }
+
+    /// As [`Writer::finish`]; once the disk has all of it, `page` is written at its place over what is there, and waited for: either
+    /// nothing says that the file goes on or all that it says is there.
+    ///
+    /// # Errors
+    /// The system's answer.
+    ///
+    /// # Panics
+    /// If the position or the place of the page is no multiple of [`ALIGNMENT_BYTES`].
+    pub fn finish_and_say(self, offset: u64, page: &[u8; ALIGNMENT_BYTES]) -> io::Result<()> {
+        self.finish_with(Some((offset, page)))
+    }
+
+    fn finish_with(mut self, page: Option<(u64, &[u8; ALIGNMENT_BYTES])>) -> io::Result<()> {
         assert!(self.filled.is_multiple_of(ALIGNMENT_BYTES), "a direct file ends with a whole page");
         if self.filled > 0 {
             self.hand_on()?;
@@ -127,13 +177,22 @@ impl Writer {
             // The buffer at hand belongs to no lane, so all those handed on come back.
             drop(self.lanes[at % LANES].receive()?);
         }
-        self.file.sync_data()
+        self.file.sync_data()?;
+        if let Some((offset, page)) = page {
+            assert!(offset.is_multiple_of(ALIGNMENT_BYTES as u64), "a direct file has whole pages");
+            let mut aligned = buffer()?;
+            aligned[..ALIGNMENT_BYTES].copy_from_slice(page);
+            write_at(&self.file, &aligned[..ALIGNMENT_BYTES], offset)?;
+            self.file.sync_data()?;
+        }
+        Ok(())
     }
 
     /// Gives the buffer to the next lane.
     fn hand_on(&mut self) -> io::Result<()> {
         let buffer = self.buffer.take().ok_or_else(failed)?;
-        let job = Job { buffer, offset: (self.chunks * CHUNK_BYTES) as u64, bytes: self.filled };
+        let offset = self.first + (self.chunks * CHUNK_BYTES) as u64;
+        let job = Job { buffer, offset, bytes: self.filled };
         self.lanes[self.chunks % LANES].send(job);
         self.chunks += 1;
         self.filled = 0;
@@ -369,6 +428,31 @@ mod tests {
         ] {
             written(&folder.path().join("file"), len, piece);
         }
+    }
+
+    #[test]
+    fn a_file_goes_on_behind_what_is_kept_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        written(&path, 3 * CHUNK_BYTES, 1 << 20);
+        let (kept, more) = (CHUNK_BYTES + ALIGNMENT_BYTES, 2 * LANES * CHUNK_BYTES + 5);
+        let mut writer = Writer::append(&path, kept as u64).unwrap();
+        writer.write_all(&vec![7; more]).unwrap();
+        writer.pad().unwrap();
+        let end = (kept + more).next_multiple_of(ALIGNMENT_BYTES);
+        assert_eq!(writer.position(), end as u64);
+        writer.finish_and_say(ALIGNMENT_BYTES as u64, &[9; ALIGNMENT_BYTES]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len(), end);
+        let said = ALIGNMENT_BYTES..2 * ALIGNMENT_BYTES;
+        assert!(bytes[said.clone()].iter().all(|&byte| byte == 9));
+        assert!((0..kept).filter(|at| !said.contains(at)).all(|at| bytes[at] == byte(at)));
+        assert!(bytes[kept..kept + more].iter().all(|&byte| byte == 7));
+        assert!(bytes[kept + more..].iter().all(|&byte| byte == 0));
+        assert_eq!(
+            Writer::append(&folder.path().join("none"), 0).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 
     #[test]
