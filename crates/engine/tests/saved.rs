@@ -162,26 +162,33 @@ fn damaged_files_are_set_aside() {
         let path = the_file(made.path());
         let whole = fs::read(&path).expect("bytes");
         let end = whole.len();
-        let index = u64::from_le_bytes(whole[end - 20..end - 12].try_into().expect("eight bytes")) as usize;
+        // The place of the first generation is the second one.
+        let place = 2 * 4096;
+        let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().expect("eight bytes"));
+        let (index, index_bytes) = (number(place + 8) as usize, number(place + 16) as usize);
         type Damage<'a> = (&'a str, Box<dyn Fn(&mut Vec<u8>)>);
         let flip = |at: usize| -> Box<dyn Fn(&mut Vec<u8>)> { Box::new(move |bytes| bytes[at] ^= 1) };
         let cut = |to: usize| -> Box<dyn Fn(&mut Vec<u8>)> { Box::new(move |bytes| bytes.truncate(to)) };
         let damages: Vec<Damage<'_>> = vec![
             ("empty", cut(0)),
             ("cut in its first bytes", cut(10)),
-            ("cut in the cells", cut(100)),
-            ("one byte short", cut(end - 1)),
+            ("cut in the cells", cut(3 * 4096 + 100)),
+            ("one byte of the index short", cut(index + index_bytes - 1)),
             ("cut to whole pages", cut(end - 4096)),
             ("another kind of file", flip(0)),
-            ("a byte of the first cells", flip(64)),
-            ("a byte of the last cells", flip(63 + 2 * block_bytes)),
+            ("a byte of the first cells", flip(3 * 4096)),
+            (
+                "a byte of the last cells",
+                flip(3 * 4096 + block_bytes.next_multiple_of(4096) + block_bytes - 1),
+            ),
             ("a byte of the last state", flip(index - 100)),
             ("what it is bound to", flip(index)),
             ("a count", flip(index + 31)),
             ("a token", flip(index + 50)),
-            ("where the index lies", flip(end - 20)),
-            ("how long it is", flip(end - 12)),
-            ("its last byte", flip(end - 1)),
+            ("where the index lies", flip(place + 8)),
+            ("how long it is", flip(place + 16)),
+            ("its generation", flip(place)),
+            ("its last byte", flip(index + index_bytes - 1)),
         ];
         // What cells are made of is looked at once, and they and what lies beside them for each type.
         let of_cells =
@@ -291,6 +298,100 @@ fn the_folder_keeps_to_its_budget() {
     ));
     assert_eq!(bytes(), 0);
     assert_eq!(files(folder.path(), "damaged").len(), 1);
+}
+
+/// A conversation that went on was written whole every time. Now what is new is written behind what is there, and at no moment is
+/// there a file that holds neither: of what a power cut leaves in the middle the state before is read.
+#[test]
+fn a_conversation_that_goes_on_is_appended() {
+    const PAGE: usize = 4096;
+    for (name, kv) in [("q35moe-tiny", KvType::F16), ("q4e-tiny", KvType::Q4), ("llama-tiny", KvType::Int8)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let service = saving_as(name, kv, folder.path());
+        let mut prompt = text(&service, 1, 900);
+        prompt.extend(asked(&service, &prompt, &[300, 800]).0);
+        service.save_all().expect("saved");
+        let path = the_file(folder.path());
+        let before = fs::read(&path).expect("bytes");
+        prompt.extend(text(&service, 2, 60));
+        prompt.extend(asked(&service, &prompt, &[]).0);
+        drop(service);
+        assert_eq!(the_file(folder.path()), path, "{name}");
+        let after = fs::read(&path).expect("bytes");
+        // The second generation has the first place.
+        let place = PAGE..2 * PAGE;
+        assert!(after.len() > before.len() && before[place.clone()] != after[place.clone()]);
+        let kept = |at: &usize| !place.contains(at);
+        assert!((0..before.len()).filter(kept).all(|at| before[at] == after[at]), "{name}");
+        assert!(
+            after.len() - before.len() < before.len() * 2 / 3,
+            "{name}: {} {}",
+            before.len(),
+            after.len()
+        );
+        let (old, new) = (905, prompt.len() - 1);
+        let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = after.clone();
+            change(&mut bytes);
+            bytes
+        };
+        let left: Vec<(&str, Vec<u8>, usize)> = vec![
+            ("all of it", after.clone(), new),
+            (
+                "all but the place",
+                changed(&|bytes| bytes[place.clone()].copy_from_slice(&before[place.clone()])),
+                old,
+            ),
+            ("half of the place", changed(&|bytes| bytes[PAGE + 12..2 * PAGE].fill(0)), old),
+            ("a place without its index", changed(&|bytes| bytes.truncate(after.len() - PAGE)), old),
+            ("a place without anything", changed(&|bytes| bytes.truncate(before.len())), old),
+        ];
+        for (what, bytes, tokens) in left {
+            let crashed = tempfile::tempdir().expect("a folder");
+            let file = crashed.path().join(path.file_name().expect("a name"));
+            fs::write(&file, bytes).expect("written");
+            let service = saving_as(name, kv, crashed.path());
+            let (_, ended) = asked(&service, &prompt, &[]);
+            let least = if name == "llama-tiny" { tokens } else { tokens.min(900) };
+            assert!(
+                (least..=tokens).contains(&ended.reused_tokens),
+                "{name}, {what}: {}",
+                ended.reused_tokens
+            );
+            // It goes on from there, behind what is whole.
+            drop(service);
+            let service = saving_as(name, kv, crashed.path());
+            let (_, ended) = asked(&service, &prompt, &[]);
+            assert!(ended.reused_tokens + 16 > prompt.len(), "{name}, {what}: {}", ended.reused_tokens);
+            assert_eq!(files(crashed.path(), "damaged"), Vec::<PathBuf>::new(), "{name}, {what}");
+        }
+    }
+}
+
+/// And a file of which most is of no use any more is written anew.
+#[test]
+fn what_is_of_no_use_does_not_pile_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = saving("q35moe-tiny", folder.path());
+    let mut prompt = text(&service, 1, 300);
+    let mut sizes = Vec::new();
+    while prompt.len() < 900 {
+        prompt.extend(asked(&service, &prompt, &[]).0);
+        service.save_all().expect("saved");
+        prompt.extend(text(&service, prompt.len(), 10));
+        sizes.push(the_file(folder.path()).metadata().expect("a file").len());
+    }
+    let (model, last) = (service.model(), *sizes.last().expect("turns"));
+    assert!(sizes.windows(2).any(|pair| pair[1] < pair[0]), "{sizes:?}");
+    let point = model.layout.recurrent_bytes() as u64 + 16384;
+    let [saved] = &service.saved().expect("a folder")[..] else { panic!("one conversation") };
+    let points = saved.content.as_ref().expect("of this version").points as u64;
+    let live = 4 * model.layout.block_bytes as u64 + points * point + 32768;
+    assert!(sizes.iter().all(|&size| size <= live * 3 / 2), "{sizes:?} {live}");
+    assert_eq!(saved.bytes, last);
+    drop(service);
+    let service = saving("q35moe-tiny", folder.path());
+    assert!(asked(&service, &prompt, &[]).1.reused_tokens + 16 > prompt.len());
 }
 
 /// What an earlier process wrote of a conversation's beginnings is in the file that takes its place: only the points that

@@ -68,8 +68,8 @@ impl MeasuredConversation {
     pub fn round(&self, folder: &Path) -> io::Result<SavedSpeed> {
         let raw = folder.join("raw");
         let conversation = Conversation { tokens: self.tokens.clone(), states: vec![self.state.clone()] };
-        let name = file::name(&self.model, &self.tokens, [self.tokens.len()].into_iter());
-        let order = Order { name, conversation, carried: Vec::new(), remove: Vec::new() };
+        let name = file::name(&self.model, &self.tokens, [self.tokens.len()].into_iter(), 0);
+        let order = Order { name, conversation, base: None, carried: Vec::new(), remove: Vec::new() };
         let size = order.bytes_max(&self.model);
         let seconds = |work: &mut dyn FnMut() -> io::Result<()>| {
             let start = Instant::now();

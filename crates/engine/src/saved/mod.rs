@@ -8,6 +8,7 @@
 pub(crate) mod command;
 mod file;
 mod folder;
+mod index;
 mod measure;
 
 pub(crate) use file::BUFFERS_BYTES;
@@ -24,8 +25,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::error::StateError;
 use crate::model::Model;
 use crate::state::State;
-use file::{Found, Index, LoadFault, Order};
+use file::{LoadFault, Order};
 use folder::{Extension, Folder, Kind};
+use index::{Found, Index, read_index};
 pub use measure::{MeasuredConversation, SavedSpeed};
 
 /// Where conversations are saved.
@@ -128,7 +130,7 @@ pub fn list_saved(folder: &Path) -> io::Result<Vec<SavedConversation>> {
     let mut all = Vec::new();
     for folder::File { name, extension, bytes, used } in folder::files(folder)? {
         if extension == Extension::Conversation {
-            let content = match file::read_index(&name.path(folder)) {
+            let content = match read_index(&name.path(folder)) {
                 Ok(Found::Conversation(index)) => Some(SavedContent::of(&index)),
                 Ok(Found::OtherVersion(_)) | Err(_) => None,
             };
@@ -162,11 +164,8 @@ pub(crate) struct Conversation {
 /// The conversations in a folder, for the thread of an engine.
 pub(crate) struct Saved {
     folder: Folder,
-    model: Arc<Model>,
     to_writer: mpsc::Sender<ToWriter>,
     to_loader: mpsc::Sender<LoadOrder>,
-    /// Conversations on their way.
-    writing: usize,
     /// Files about to be removed.
     removing: usize,
     /// Tells the threads to leave what they do.
@@ -175,13 +174,14 @@ pub(crate) struct Saved {
 }
 
 enum ToWriter {
-    Write { order: Order, reserved: u64 },
+    Write { order: Order, unwanted: Arc<AtomicBool> },
     Remove(PathBuf),
 }
 
 /// A state to be loaded, and cut to `tokens` tokens.
 struct LoadOrder {
     load: u64,
+    entry: u64,
     name: SavedName,
     index: Arc<Index>,
     point: usize,
@@ -194,8 +194,18 @@ pub(crate) struct Note(Told);
 
 enum Told {
     Removed,
-    Written { reserved: u64, tokens: usize, file: io::Result<(SavedName, Arc<Index>, u64)> },
-    Loaded { load: u64, name: SavedName, index: Arc<Index>, state: Result<State, LoadFault> },
+    /// What was to be written next.
+    Written {
+        tokens: usize,
+        file: io::Result<(Arc<Index>, u64)>,
+    },
+    Loaded {
+        load: u64,
+        entry: u64,
+        name: SavedName,
+        index: Arc<Index>,
+        state: Result<State, LoadFault>,
+    },
 }
 
 /// A load under way. Dropping it abandons it.
@@ -246,12 +256,12 @@ impl Saved {
         thread::Builder::new().name("conversations in".into()).spawn(move || {
             load_all(&orders, &path, &of_loader, &over, &tell);
         })?;
-        Ok(Saved { folder, model, to_writer, to_loader, writing: 0, removing: 0, ended, loads: 0 })
+        Ok(Saved { folder, to_writer, to_loader, removing: 0, ended, loads: 0 })
     }
 
     /// Whether nothing is on its way to the disk.
     pub fn is_free(&self) -> bool {
-        self.writing == 0
+        self.folder.writing.is_empty()
     }
 
     /// See [`SavedOptions`].
@@ -265,18 +275,9 @@ impl Saved {
         if self.folder.holds(&conversation) {
             return;
         }
-        let Conversation { tokens, states } = &conversation;
-        let name = file::name(&self.model, tokens, states.iter().map(|state| state.tokens()));
-        let carried = self.folder.carried(&conversation);
-        let mut order = Order { name, conversation, carried, remove: Vec::new() };
-        let reserved = order.bytes_max(&self.model);
-        let Some(remove) = self.folder.room(reserved, &order.conversation.tokens, coming) else {
-            tracing::debug!("a conversation is not saved: there is no room for its {reserved} bytes");
-            return;
-        };
-        order.remove = remove;
-        self.writing += 1;
-        self.send(ToWriter::Write { order, reserved });
+        if let Some((order, unwanted)) = self.folder.order(conversation, coming) {
+            self.send(ToWriter::Write { order, unwanted });
+        }
     }
 
     fn send(&self, what: ToWriter) {
@@ -295,25 +296,24 @@ impl Saved {
                 self.removing -= 1;
                 None
             }
-            Told::Written { reserved, tokens, file } => {
-                self.writing -= 1;
-                let file = file.map_err(|error| {
+            Told::Written { tokens, file } => {
+                let unwanted =
+                    self.folder.writing.front().is_some_and(|next| next.unwanted.load(Ordering::Acquire));
+                if let Err(error) = file.as_ref()
+                    && !unwanted
+                {
                     let folder = self.folder.options.folder.display();
                     tracing::warn!("a conversation of {tokens} tokens is not saved in {folder}: {error}");
-                });
-                let replaced = self.folder.written(reserved, file.ok());
+                }
+                let gone = self.folder.written(file);
                 let old = self.folder.remove_old();
-                replaced.into_iter().chain(old).for_each(|path| self.remove(path));
+                gone.into_iter().chain(old).for_each(|path| self.remove(path));
                 None
             }
-            Told::Loaded { load, name, index, state } => {
-                let at = self
-                    .folder
-                    .entries
-                    .iter()
-                    .position(|entry| entry.index().is_some_and(|of| Arc::ptr_eq(of, &index)));
-                if let Some(at) = at {
-                    self.folder.entries[at].loads -= 1;
+            Told::Loaded { load, entry, name, index, state } => {
+                // It may have been deleted.
+                if let Some(at) = self.folder.entries.iter().position(|of| of.id == entry) {
+                    self.folder.entries[at].users -= 1;
                     self.note_load(at, name, &state);
                 }
                 let useless = match &state {
@@ -368,11 +368,12 @@ impl Saved {
     fn order(&mut self, at: usize, point: usize, tokens: usize) -> Load {
         self.loads += 1;
         let entry = &mut self.folder.entries[at];
-        entry.loads += 1;
+        entry.users += 1;
         let index = entry.index().expect("a conversation").clone();
         let wanted = Arc::new(AtomicBool::new(true));
         let load = Load { number: self.loads, wanted: wanted.clone() };
-        let order = LoadOrder { load: self.loads, name: entry.name, index, point, tokens, wanted };
+        let (load_number, entry, name) = (self.loads, entry.id, entry.name);
+        let order = LoadOrder { load: load_number, entry, name, index, point, tokens, wanted };
         assert!(self.to_loader.send(order).is_ok(), "the loader lives as long as this does");
         load
     }
@@ -388,10 +389,10 @@ impl Saved {
         all
     }
 
-    /// Removes a conversation of this model; its tokens, if it is there. A load of it under way may still come to its end.
+    /// Removes a conversation of this model, and what is being written of it; its tokens, if it is there. A load of it under way
+    /// may still come to its end.
     pub fn delete(&mut self, name: SavedName) -> Option<Arc<[u32]>> {
-        let at = self.folder.named(name)?;
-        let entry = self.folder.entries.swap_remove(at);
+        let entry = self.folder.delete(name)?;
         self.remove(entry.path(&self.folder.options.folder));
         Some(entry.index().expect("a conversation").tokens.clone())
     }
@@ -408,7 +409,7 @@ impl Saved {
         let mut lost = 0;
         while let Some(conversation) = unsaved() {
             // One after the other, so that the last ones are what time is short for.
-            while self.writing > 0 && !left().is_zero() {
+            while !self.is_free() && !left().is_zero() {
                 notes(left()).and_then(|note| self.hear(note));
             }
             match left().is_zero() {
@@ -416,19 +417,20 @@ impl Saved {
                 false => self.write(conversation, &[]),
             }
         }
-        while self.writing + self.removing > 0 && !left().is_zero() {
+        while (!self.is_free() || self.removing > 0) && !left().is_zero() {
             notes(left()).and_then(|note| self.hear(note));
         }
         self.ended.store(true, Ordering::Release);
         // Those under way are left at the next block; one that hangs in the system is left to it.
         let grace = Instant::now() + GRACE;
-        while self.writing > 0 && Instant::now() < grace {
+        while !self.is_free() && Instant::now() < grace {
             notes(GRACE).and_then(|note| self.hear(note));
         }
-        if lost + self.writing > 0 {
+        lost += self.folder.writing.len();
+        if lost > 0 {
             tracing::warn!(
                 "{} conversations are not saved in {}: there were {} s for it, and they are read again when they go on",
-                lost + self.writing,
+                lost,
                 self.folder.options.folder.display(),
                 self.folder.options.end_within.as_secs()
             );
@@ -459,13 +461,14 @@ fn write_all(
                 remove(&path);
                 tell(Note(Told::Removed));
             }
-            ToWriter::Write { order, reserved } => {
-                let written = order.write(folder, model, &|| ended.load(Ordering::Acquire));
-                let (name, tokens) = (order.name, order.conversation.tokens.len());
+            ToWriter::Write { order, unwanted } => {
+                let stop = || ended.load(Ordering::Acquire) || unwanted.load(Ordering::Acquire);
+                let written = order.write(folder, model, &stop);
+                let tokens = order.conversation.tokens.len();
                 // Its states are let go of before anybody hears that they are written.
                 drop(order);
-                let file = written.map(|(index, bytes)| (name, Arc::new(index), bytes));
-                tell(Note(Told::Written { reserved, tokens, file }));
+                let file = written.map(|(index, bytes)| (Arc::new(index), bytes));
+                tell(Note(Told::Written { tokens, file }));
             }
         }
     }
@@ -479,7 +482,7 @@ fn load_all(
     ended: &AtomicBool,
     tell: &impl Fn(Note),
 ) {
-    for LoadOrder { load, name, index, point, tokens, wanted } in orders {
+    for LoadOrder { load, entry, name, index, point, tokens, wanted } in orders {
         let stop = || !wanted.load(Ordering::Acquire) || ended.load(Ordering::Acquire);
         let path = name.path(folder);
         let state = match stop() {
@@ -491,7 +494,7 @@ fn load_all(
             let file = fs::File::options().append(true).open(&path);
             let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
         }
-        tell(Note(Told::Loaded { load, name, index, state }));
+        tell(Note(Told::Loaded { load, entry, name, index, state }));
     }
 }
 
@@ -509,5 +512,40 @@ fn set_aside(folder: &Path, name: SavedName, problem: &str) {
     tracing::warn!("{} is set aside: {problem}", path.display());
     if let Err(error) = fs::rename(&path, name.damaged(folder)) {
         tracing::warn!("{} cannot be renamed: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::LoadOptions;
+
+    /// What was being written when its beginning was deleted was there afterwards: whether it goes on in that file or has one of
+    /// its own.
+    #[test]
+    fn a_deleted_conversation_leaves_nothing() {
+        let model =
+            Arc::new(Model::load(&oracle::model("q2-tiny-F32"), &LoadOptions::default()).expect("a model"));
+        let conversation = |tokens: &[u32]| {
+            let state = Arc::new(model.new_state().expect("memory"));
+            Conversation { tokens: tokens.into(), states: vec![state] }
+        };
+        for more in [&[&[1, 2, 3][..]][..], &[&[1, 2, 3], &[1, 2, 3, 4]], &[]] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (tell, notes) = mpsc::channel();
+            let options = SavedOptions { folder: folder.path().into(), ..SavedOptions::default() };
+            let mut saved =
+                Saved::open(options, model.clone(), move |note| drop(tell.send(note))).expect("a folder");
+            saved.write(conversation(&[1, 2]), &[]);
+            saved.hear(notes.recv().expect("written"));
+            let name = saved.list()[0].name;
+            more.iter().for_each(|tokens| saved.write(conversation(tokens), &[]));
+            assert!(saved.delete(name).is_some());
+            while !saved.is_free() || saved.removing > 0 {
+                saved.hear(notes.recv().expect("a note"));
+            }
+            assert_eq!(saved.list(), []);
+            assert_eq!(list_saved(folder.path()).expect("a folder"), []);
+        }
     }
 }

@@ -138,7 +138,7 @@ impl State {
         let mut state = State::new(layout, pool).map_err(no_memory)?;
         reader.tokens_and_positions(&mut state)?;
         let blocks = state.layout.blocks(state.tokens);
-        reader.cells(&mut state, blocks, &mut |_, _| true)?;
+        reader.cells(&mut state, blocks)?;
         reader.rest(&mut state)?;
         match reader.left {
             0 => Ok(state),
@@ -146,8 +146,8 @@ impl State {
         }
     }
 
-    /// Reads what [`State::write_own`] wrote, `own_bytes` bytes with this checksum, and behind them the first of its blocks,
-    /// each with its own: as many as there are checksums. A state that needs more of them is to be cut.
+    /// Reads what [`State::write_own`] wrote, `own_bytes` bytes with this checksum: a state whose cells are still to be
+    /// [filled in](State::fill_blocks).
     ///
     /// # Errors
     /// As [`State::from_bytes`].
@@ -157,7 +157,6 @@ impl State {
         pool: &Arc<KvPool>,
         own_bytes: usize,
         own_checksum: u32,
-        block_checksums: &[u32],
     ) -> Result<State, StateError> {
         let mut state = State::new(layout, pool).map_err(no_memory)?;
         let mut own = Hashing { input, hash: crc32fast::Hasher::new() };
@@ -167,14 +166,27 @@ impl State {
         if reader.left > 0 {
             return Err(StateError::Damaged("too long"));
         }
-        if own.hash.finalize() != own_checksum {
-            return Err(StateError::Damaged("checksum"));
+        match own.hash.finalize() == own_checksum {
+            true => Ok(state),
+            false => Err(StateError::Damaged("checksum")),
         }
-        let left = block_checksums.len() * state.layout.block_bytes;
-        let mut reader = Reader { input, left };
-        let same = &mut |at: usize, bytes: &[u8]| crc32fast::hash(bytes) == block_checksums[at];
-        reader.cells(&mut state, block_checksums.len(), same)?;
-        Ok(state)
+    }
+
+    /// Takes memory for the first `count` blocks of cells, all of which `fill` writes. A state that needs more of them is to be
+    /// cut.
+    ///
+    /// # Errors
+    /// [`StateError::NoMemory`], and those of `fill`.
+    pub(crate) fn fill_blocks<E: From<StateError>>(
+        &mut self,
+        count: usize,
+        fill: impl FnOnce(Vec<&mut [u8]>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let block = |_| self.pool.block_as_it_is(&self.layout).map_err(|error| no_memory(error).into());
+        let mut blocks = (0..count).map(block).collect::<Result<Vec<CellBlock>, E>>()?;
+        fill(blocks.iter_mut().map(CellBlock::as_bytes_mut).collect())?;
+        self.blocks = blocks.into_iter().map(Arc::new).collect();
+        Ok(())
     }
 
     /// Blocks that hold cells of committed tokens.
@@ -351,24 +363,15 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Blocks of cells; `same` hears of each whether it is as it was written.
-    fn cells(
-        &mut self,
-        state: &mut State,
-        count: usize,
-        same: &mut dyn FnMut(usize, &[u8]) -> bool,
-    ) -> Result<(), StateError> {
+    fn cells(&mut self, state: &mut State, count: usize) -> Result<(), StateError> {
         let State { layout, pool, blocks, .. } = state;
-        for at in 0..count {
+        for _ in 0..count {
             // Memory is taken only for what can be there.
             if layout.block_bytes > self.left {
                 return Err(StateError::Damaged("too short"));
             }
             let mut block = pool.block(layout).map_err(no_memory)?;
             self.fill(block.as_bytes_mut())?;
-            if !same(at, block.as_bytes()) {
-                return Err(StateError::Damaged("checksum"));
-            }
             blocks.push(Arc::new(block));
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sys::arena::{ArenaError, Counters, Segment, lease_bytes, whole_steps};
+use sys::arena::{ArenaError, Counters, Lease, Segment, lease_bytes, whole_steps};
 
 use super::{CellBlock, StateLayout};
 use crate::error::StepError;
@@ -93,6 +93,19 @@ impl KvPool {
 
     /// A block of zeros.
     pub(super) fn block(&self, layout: &StateLayout) -> Result<CellBlock, StepError> {
+        self.leased(layout, Segment::lease)
+    }
+
+    /// A block that holds anything, for whoever writes all of it.
+    pub(super) fn block_as_it_is(&self, layout: &StateLayout) -> Result<CellBlock, StepError> {
+        self.leased(layout, Segment::lease_as_it_is)
+    }
+
+    fn leased(
+        &self,
+        layout: &StateLayout,
+        lease: impl Fn(&Segment, usize) -> Result<Lease, ArenaError>,
+    ) -> Result<CellBlock, StepError> {
         let bytes = layout.block_bytes;
         let full = |error| {
             let left_bytes = match error {
@@ -101,12 +114,12 @@ impl KvPool {
             };
             StepError::OutOfMemory { what: "keys and values", bytes, left_bytes }
         };
-        Ok(CellBlock::new(self.segment.lease(bytes).map_err(full)?))
+        Ok(CellBlock::new(lease(&self.segment, bytes).map_err(full)?))
     }
 
     /// A copy of a block.
     pub(super) fn copy_of(&self, layout: &StateLayout, block: &CellBlock) -> Result<CellBlock, StepError> {
-        let mut copy = self.block(layout)?;
+        let mut copy = self.block_as_it_is(layout)?;
         self.copies.fetch_add(1, Ordering::Relaxed);
         copy.as_bytes_mut().copy_from_slice(block.as_bytes());
         Ok(copy)
