@@ -8,6 +8,7 @@ pub mod bandwidth;
 pub mod cast;
 mod cgroup;
 pub mod direct;
+pub mod lock;
 pub mod memory;
 pub mod mmap;
 #[allow(unexpected_cfgs, reason = "`--cfg loom` builds the pool for the loom checker")]
