@@ -46,6 +46,8 @@ struct Branch {
     tokens: Arc<[u32]>,
     /// Whether all of it was handed out by [`PrefixCache::unsaved`].
     saved: bool,
+    /// Whether an answer came to its end in what was not.
+    due: bool,
     /// By length, ascending.
     points: Vec<Point>,
 }
@@ -90,7 +92,7 @@ impl Branch {
     }
 
     fn hand_out(&mut self) -> Conversation {
-        self.saved = true;
+        (self.saved, self.due) = (true, false);
         let states = self.points.iter().map(|point| point.state.clone()).collect();
         Conversation { tokens: self.tokens.clone(), states }
     }
@@ -381,6 +383,25 @@ impl PrefixCache {
         self.branches.iter().any(|branch| !branch.saved)
     }
 
+    /// Says that an answer with these tokens came to its end.
+    pub fn ended(&mut self, tokens: &[u32]) {
+        // Whether its state was kept or not: what was is on the way there.
+        let of_it = self.branches.iter_mut().filter(|branch| {
+            !branch.saved && {
+                let common = common_prefix(&branch.tokens, tokens);
+                common == branch.tokens.len().min(tokens.len())
+            }
+        });
+        of_it.for_each(|branch| branch.due = true);
+    }
+
+    /// A conversation in which an answer came to its end and that was not handed out since. The one used last comes last: it is the
+    /// last to go.
+    pub fn due(&mut self) -> Option<Conversation> {
+        let due = self.branches.iter_mut().filter(|branch| branch.due);
+        Some(due.min_by_key(|branch| branch.used())?.hand_out())
+    }
+
     /// A conversation as it is now, but for those that were handed out before; the one used last first.
     pub fn unsaved(&mut self) -> Option<Conversation> {
         let unsaved = self.branches.iter_mut().filter(|branch| !branch.saved);
@@ -390,7 +411,7 @@ impl PrefixCache {
     /// Says that a conversation lies on disk as it was found here or there.
     pub fn is_saved(&mut self, tokens: &[u32]) {
         let same = self.branches.iter_mut().filter(|branch| *branch.tokens == *tokens);
-        same.for_each(|branch| branch.saved = true);
+        same.for_each(|branch| (branch.saved, branch.due) = (true, false));
     }
 
     /// Lets go of a conversation, of its beginnings and of what went on from it.
@@ -418,13 +439,14 @@ impl PrefixCache {
         });
         self.branches = apart;
         let saved = matches!(&on[..], [branch] if branch.saved && branch.tokens.len() == whole.len());
+        let due = on.iter().any(|branch| branch.due);
         for mut branch in on {
             self.own_bytes -= size_of_val(&*branch.tokens);
             points.append(&mut branch.points);
         }
         self.own_bytes += size_of_val(&*whole);
         points.sort_by_key(Point::tokens);
-        self.branches.push(Branch { tokens: whole, points, saved });
+        self.branches.push(Branch { tokens: whole, points, saved, due });
         self.branches.len() - 1
     }
 

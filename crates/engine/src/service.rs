@@ -152,11 +152,11 @@ impl Service {
         Service::start_with(engine, limits, None)
     }
 
-    /// As [`Service::start`], with conversations that outlive it in a folder: what is kept of them is written there when nothing
-    /// is asked for a while, and when the service ends.
+    /// As [`Service::start`], with conversations that outlive it in a folder that nobody else uses: what is kept of them is written
+    /// there when an answer ends, when nothing is asked for a while, and when the service ends.
     ///
     /// # Errors
-    /// If the system gives no thread, or the folder cannot be made or read.
+    /// If the system gives no thread, or the folder cannot be made or read or another service has it.
     pub fn start_saving(
         engine: Engine,
         limits: ServiceLimits,
@@ -322,7 +322,7 @@ impl Drop for Alive {
     }
 }
 
-/// How long nothing is asked before conversations are saved.
+/// How long nothing is asked before what was read of conversations without an answer is saved.
 const IDLE_BEFORE_SAVING: Duration = Duration::from_secs(2);
 
 /// And how long between two of them.
@@ -413,6 +413,7 @@ impl Running {
     /// Takes what has come; where there is nothing to compute, that is waited for. Meanwhile there is time to save.
     fn receive(&mut self, incoming: &mpsc::Receiver<Message>) -> Flow {
         let mut idle = IDLE_BEFORE_SAVING;
+        self.save_due();
         while self.running.is_empty() && (self.waiting.is_empty() || self.room() == 0) {
             let message = match (self.loading.is_empty(), self.saved.is_some() && self.prefix.has_unsaved()) {
                 (false, _) => incoming.recv_timeout(LOAD_POLL),
@@ -424,6 +425,7 @@ impl Running {
                     if self.take(message) == Flow::Stop {
                         return Flow::Stop;
                     }
+                    self.save_due();
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Flow::Stop,
                 Err(mpsc::RecvTimeoutError::Timeout) if self.loading.is_empty() => {
@@ -536,6 +538,17 @@ impl Running {
             && let Some(conversation) = self.prefix.unsaved()
         {
             saved.write(conversation, &[]);
+        }
+    }
+
+    /// The same with one in which an answer has just come to its end: who kills the process loses what is under way and no more.
+    /// Others are computed meanwhile.
+    fn save_due(&mut self) {
+        if let Some(saved) = &mut self.saved
+            && saved.is_free()
+            && let Some(conversation) = self.prefix.due()
+        {
+            saved.write(conversation, &coming(&self.waiting, &self.limits));
         }
     }
 
@@ -734,6 +747,7 @@ impl Running {
                 let (ended, computed) = sequence.finish();
                 if let Some((tokens, state)) = computed {
                     self.keep(&tokens, state);
+                    self.prefix.ended(&tokens);
                 }
                 self.count_prefix();
                 drop(place);

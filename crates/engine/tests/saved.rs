@@ -426,6 +426,8 @@ fn parking_and_restoring_copy_no_cells() {
         let ends = [256];
         let mut prompt = text(&service, 1, 512);
         prompt.extend(asked(&service, &prompt, &ends).0);
+        // Whoever writes it holds it, too.
+        service.save_all().expect("saved");
         assert_eq!(copies(&service), 0, "{name}: parked");
         prompt.extend(text(&service, 2, next - prompt.len()));
         let (answer, ended) = asked(&service, &prompt, &ends);
@@ -493,15 +495,52 @@ fn a_load_that_takes_too_long_is_not_waited_for() {
     assert_eq!((answer, ended.reused_tokens), (expected, 0));
 }
 
-/// Without time for it nothing is saved at the end, and nothing is left that is not whole.
+/// Without time for it nothing is saved at the end but what was by then, and nothing is left that is not whole.
 #[test]
-fn an_end_without_time_saves_nothing() {
+fn an_end_without_time_leaves_nothing_that_is_not_whole() {
     let folder = tempfile::tempdir().expect("a folder");
     let hurried = SavedOptions { folder: folder.path().into(), end_within: Duration::ZERO, ..ROOMY };
     let service = saving_with(engine("q2-tiny", KvType::F16, 1024), hurried);
     asked(&service, &text(&service, 1, 200), &[]);
     drop(service);
-    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    assert_eq!(files(folder.path(), "part"), Vec::<PathBuf>::new());
+    let saved = list_saved(folder.path()).expect("a folder");
+    assert!(saved.len() <= 1 && saved.iter().all(|one| one.content.is_some()), "{saved:?}");
+}
+
+/// Conversations were saved when nobody asked anything: who killed a busy server lost all of them.
+#[test]
+fn an_answer_that_ended_is_saved_while_others_are_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = SavedOptions { folder: folder.path().into(), ..ROOMY };
+    let service = saving_with(engine("q2-tiny", KvType::F16, 1 << 18), options);
+    let long = Request { tokens_max: Some(200_000), ..request(&text(&service, 2, 100), &[]) };
+    let mut long = service.submit(long).expect("taken");
+    while !matches!(long.next_blocking(), Some(RequestEvent::Token(_))) {}
+    asked(&service, &text(&service, 1, 300), &[]);
+    loop {
+        if !files(folder.path(), "conversation").is_empty() {
+            break;
+        }
+        assert!(!matches!(long.next_blocking(), Some(RequestEvent::Ended(_))), "only when nothing was asked");
+    }
+    long.cancel();
+    assert_eq!(heard(&mut long).1.reason, EndReason::Cancelled);
+    assert_eq!(list_saved(folder.path()).expect("a folder")[0].content.as_ref().expect("whole").tokens, 305);
+}
+
+/// Two servers in one folder removed each other's half written files, and neither knew what the other one had removed.
+#[test]
+fn a_folder_has_one_service_at_a_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = saving("q2-tiny", folder.path());
+    let options = || SavedOptions { folder: folder.path().into(), ..ROOMY };
+    let second = Service::start_saving(engine("q3-tiny", KvType::F16, 256), LIMITS, options());
+    let error = second.err().expect("it is taken");
+    assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy);
+    assert!(error.to_string().contains("another server that runs has its conversations there"), "{error}");
+    drop(first);
+    saving_with(engine("q3-tiny", KvType::F16, 256), options());
 }
 
 /// What memory had no room for any more was lost unless there had been a pause before.
@@ -603,12 +642,17 @@ fn conversations_are_listed_saved_restored_and_deleted() {
     assert_eq!(service.restore(one.name), Ok(305));
     assert_eq!(service.counts().prefix.points, 1);
     fs::remove_file(the_file(folder.path())).expect("removed");
-    assert_eq!(asked(&service, &more, &[]).1.reused_tokens, 305);
     // A file that has gone is no error of a request.
     assert_eq!(service.restore(one.name), Err(SavedError::NotLoaded { name: one.name }));
     assert_eq!(service.restore(one.name), Err(SavedError::Unknown { name: one.name }));
-    // Deleted from both.
+    let longer = [&more[..], &asked(&service, &more, &[]).0].concat();
     service.save_all().expect("saved");
+    // Nor is it lost when that goes on which it held.
+    fs::remove_file(the_file(folder.path())).expect("removed");
+    assert_eq!(asked(&service, &longer, &[]).1.reused_tokens, 311);
+    service.save_all().expect("saved");
+    the_file(folder.path());
+    // Deleted from both.
     let name = service.saved().expect("a folder")[0].name;
     assert_eq!(service.delete_saved(name), Ok(()));
     assert_eq!(service.delete_saved(name), Err(SavedError::Unknown { name }));

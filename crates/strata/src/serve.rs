@@ -73,8 +73,8 @@ pub struct ServeArgs {
     /// 1024; 0 keeps none [default: what the machine can spare]
     #[arg(long, value_name = "BYTES", value_parser = parse::memory_bytes)]
     pub prefix_cache: Option<u64>,
-    /// Folder where conversations are saved when nothing is asked for a while and when the server stops, so that after a restart
-    /// they go on without being read again; made if it is not there
+    /// Folder where conversations are saved when an answer ends and when the server stops, so that after a restart they go on
+    /// without being read again; made if it is not there. A server that runs has it alone
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Most bytes of saved conversations, with K, M, G or T for powers of 1024; those not used for longest are removed

@@ -125,11 +125,54 @@ fn conversations_outlive_the_server() {
     assert_eq!(ask(&["--state-dir", &states]), (text.clone(), 0));
     // In no more bytes than were given.
     assert_eq!(ask(&["--state-dir", &states, "--state-bytes", "1K"]), (text, 0));
-    assert_eq!(std::fs::read_dir(&states).expect("a folder").count(), 0);
+    assert!(saved(&states).is_empty());
     let file = folder.path().join("file").to_str().expect("text").to_owned();
     std::fs::write(&file, "no folder").expect("written");
     let refused = strata(&["serve", "-m", &model("q2-tiny-F32"), "--port", "0", "--state-dir", &file]);
     assert!(refused.stderr.contains("cannot keep conversations in"), "{}", refused.stderr);
+}
+
+/// The files of conversations in a folder.
+fn saved(states: &str) -> Vec<std::path::PathBuf> {
+    let all = std::fs::read_dir(states).expect("a folder").map(|entry| entry.expect("an entry").path());
+    all.filter(|path| path.extension().is_some_and(|text| text == "conversation")).collect()
+}
+
+/// A server that was killed had saved nothing while it was busy.
+#[test]
+fn who_kills_a_server_loses_what_is_under_way() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let states = folder.path().to_str().expect("text").to_owned();
+    let start = || Serving::start_in("60000", &["--log-level", "error", "--state-dir", &states]);
+    let request = json!({"prompt": vec![7; 100], "max_tokens": 20, "seed": 3, "temperature": 1.5});
+    let mut serving = start();
+    let long =
+        json!({"prompt": vec![9; 50], "max_tokens": 50_000, "temperature": 1.5, "stream": true}).to_string();
+    let mut under_way = TcpStream::connect(&serving.address).expect("a connection");
+    let head = format!("POST /v1/completions HTTP/1.0\r\nHost: a\r\nContent-Length: {}\r\n\r\n", long.len());
+    under_way.write_all((head + &long).as_bytes()).expect("sent");
+    let mut first = [0; 200];
+    under_way.read_exact(&mut first).expect("the beginning of an answer");
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let (_, before) = serving.post("/v1/completions", &request);
+    assert_eq!(cached(&before), Some(0));
+    while saved(&states).is_empty() {
+        std::thread::yield_now();
+    }
+    // Nobody else has the folder while it runs.
+    let file = model("q2-tiny-F32");
+    let second = strata(&["serve", "-m", &file, "--port", "0", "--state-dir", &states]);
+    assert!(second.code != 0 && second.stderr.contains("another server that runs has"), "{}", second.stderr);
+    serving.child.kill().expect("killed");
+    serving.child.wait().expect("its end");
+    let mut rest = Vec::new();
+    // What had come, or that the connection was cut.
+    let _ = under_way.read_to_end(&mut rest);
+    assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"), "it was no longer under way");
+    let serving = start();
+    let (_, after) = serving.post("/v1/completions", &request);
+    assert_eq!((cached(&after), &after["choices"]), (Some(99), &before["choices"]));
+    assert_eq!(serving.stop(), (Some(0), String::new()));
 }
 
 fn the_saved_conversation_is_listed_and_deleted(states: &str) {

@@ -101,9 +101,8 @@ impl Folder {
     /// Looks at what is there, sets aside what is damaged and removes what is too old or too much.
     ///
     /// # Errors
-    /// The folder cannot be made or read.
+    /// The folder cannot be read.
     pub fn open(options: SavedOptions, model: Arc<Model>) -> io::Result<Folder> {
-        fs::create_dir_all(&options.folder)?;
         let mut entries = Vec::new();
         for file in files(&options.folder)? {
             let File { name, extension, bytes, used } = file;

@@ -22,6 +22,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use sys::lock::{FolderLock, LockError};
+
 use crate::error::StateError;
 use crate::model::Model;
 use crate::state::State;
@@ -171,6 +173,8 @@ pub(crate) struct Saved {
     /// Tells the threads to leave what they do.
     ended: Arc<AtomicBool>,
     loads: u64,
+    /// Nobody else writes into the folder or removes what is half written there.
+    _lock: FolderLock,
 }
 
 enum ToWriter {
@@ -194,10 +198,11 @@ pub(crate) struct Note(Told);
 
 enum Told {
     Removed,
-    /// What was to be written next.
+    /// What was to be written next; the conversation, where its file had gone.
     Written {
         tokens: usize,
         file: io::Result<(Arc<Index>, u64)>,
+        again: Option<Conversation>,
     },
     Loaded {
         load: u64,
@@ -237,12 +242,20 @@ impl Saved {
     /// Looks at what is in the folder and starts the threads, which tell what they did through `tell`.
     ///
     /// # Errors
-    /// The folder cannot be made or read, or the system gives no thread.
+    /// The folder cannot be made or read, somebody else uses it, or the system gives no thread.
     pub fn open(
         options: SavedOptions,
         model: Arc<Model>,
         tell: impl Fn(Note) + Clone + Send + 'static,
     ) -> io::Result<Saved> {
+        fs::create_dir_all(&options.folder)?;
+        let lock = FolderLock::take(&options.folder).map_err(|error| match error {
+            LockError::Taken => io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "another server that runs has its conversations there; stop that one, or give this one a folder of its own",
+            ),
+            LockError::File(error) => error,
+        })?;
         let ended = Arc::new(AtomicBool::new(false));
         let (to_writer, orders) = mpsc::channel();
         let (path, of_writer, over) = (options.folder.clone(), model.clone(), ended.clone());
@@ -256,7 +269,7 @@ impl Saved {
         thread::Builder::new().name("conversations in".into()).spawn(move || {
             load_all(&orders, &path, &of_loader, &over, &tell);
         })?;
-        Ok(Saved { folder, to_writer, to_loader, removing: 0, ended, loads: 0 })
+        Ok(Saved { folder, to_writer, to_loader, removing: 0, ended, loads: 0, _lock: lock })
     }
 
     /// Whether nothing is on its way to the disk.
@@ -296,11 +309,13 @@ impl Saved {
                 self.removing -= 1;
                 None
             }
-            Told::Written { tokens, file } => {
+            Told::Written { tokens, file, again } => {
                 let unwanted =
                     self.folder.writing.front().is_some_and(|next| next.unwanted.load(Ordering::Acquire));
+                let again = again.filter(|_| !unwanted);
                 if let Err(error) = file.as_ref()
                     && !unwanted
+                    && again.is_none()
                 {
                     let folder = self.folder.options.folder.display();
                     tracing::warn!("a conversation of {tokens} tokens is not saved in {folder}: {error}");
@@ -308,6 +323,9 @@ impl Saved {
                 let gone = self.folder.written(file);
                 let old = self.folder.remove_old();
                 gone.into_iter().chain(old).for_each(|path| self.remove(path));
+                if let Some(conversation) = again {
+                    self.write(conversation, &[]);
+                }
                 None
             }
             Told::Loaded { load, entry, name, index, state } => {
@@ -465,10 +483,12 @@ fn write_all(
                 let stop = || ended.load(Ordering::Acquire) || unwanted.load(Ordering::Acquire);
                 let written = order.write(folder, model, &stop);
                 let tokens = order.conversation.tokens.len();
-                // Its states are let go of before anybody hears that they are written.
-                drop(order);
                 let file = written.map(|(index, bytes)| (Arc::new(index), bytes));
-                tell(Note(Told::Written { tokens, file }));
+                let gone =
+                    |error: &io::Error| error.kind() == io::ErrorKind::NotFound && order.base.is_some();
+                // Its states are let go of before anybody hears that they are written.
+                let again = file.as_ref().is_err_and(gone).then_some(order.conversation);
+                tell(Note(Told::Written { tokens, file, again }));
             }
         }
     }
