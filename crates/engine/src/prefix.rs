@@ -543,3 +543,40 @@ pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     let runs = a.chunks_exact(RUN).zip(b.chunks_exact(RUN)).take_while(|(a, b)| a == b).count() * RUN;
     runs + a[runs..].iter().zip(&b[runs..]).take_while(|(a, b)| a == b).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LoadOptions, Model};
+
+    const TOKENS: usize = 3 * PARTITION_CELLS;
+
+    fn state(model: &Model) -> State {
+        let mut state = model.new_state().expect("memory");
+        let rows: Vec<[i32; 3]> = (0..TOKENS as i32).map(|at| [at; 3]).collect();
+        state.open(&rows).expect("memory");
+        state.keep(TOKENS);
+        state
+    }
+
+    /// What went before anybody had written it was lost. Of a conversation an answer of which has ended another path takes care.
+    #[test]
+    fn nothing_goes_before_it_was_handed_out() {
+        let model = Model::load(&oracle::model("q2-tiny-F32"), &LoadOptions::default()).expect("a model");
+        let one = TOKENS / PARTITION_CELLS * lease_bytes(model.layout.block_bytes);
+        let mut cache = PrefixCache::new(9 * one, true);
+        let text = |seed: u32| (0..TOKENS as u32).map(|at| seed + at).collect::<Vec<u32>>();
+        let mut written = Vec::new();
+        for seed in 0..40 {
+            cache.keep(&text(seed), state(&model));
+            assert!(cache.bytes() <= 9 * one);
+            // Written at once.
+            written.extend(cache.leaving().into_iter().map(|conversation| conversation.tokens[0]));
+            for seed in 0..=seed {
+                let kept = cache.known(&text(seed)) == TOKENS - 1;
+                assert!(kept || written.contains(&seed), "{seed} is lost: {written:?}");
+            }
+        }
+        assert!(written.len() >= 30 && written.is_sorted(), "{written:?}");
+    }
+}

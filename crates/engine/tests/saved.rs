@@ -330,6 +330,10 @@ fn a_conversation_that_goes_on_is_appended() {
             after.len()
         );
         let (old, new) = (905, prompt.len() - 1);
+        let never_saved = Service::start(engine(name, kv, 1024), LIMITS).expect("a thread");
+        let exactly =
+            |service: &Service| heard_exactly(&mut service.submit(request(&prompt, &[])).expect("taken"));
+        let (expected, _) = exactly(&never_saved);
         let changed = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = after.clone();
             change(&mut bytes);
@@ -351,7 +355,8 @@ fn a_conversation_that_goes_on_is_appended() {
             let file = crashed.path().join(path.file_name().expect("a name"));
             fs::write(&file, bytes).expect("written");
             let service = saving_as(name, kv, crashed.path());
-            let (_, ended) = asked(&service, &prompt, &[]);
+            let (answer, ended) = exactly(&service);
+            assert!(answer == expected, "{name}, {what}");
             let least = if name == "llama-tiny" { tokens } else { tokens.min(900) };
             assert!(
                 (least..=tokens).contains(&ended.reused_tokens),
@@ -361,37 +366,46 @@ fn a_conversation_that_goes_on_is_appended() {
             // It goes on from there, behind what is whole.
             drop(service);
             let service = saving_as(name, kv, crashed.path());
-            let (_, ended) = asked(&service, &prompt, &[]);
+            let (answer, ended) = exactly(&service);
+            assert!(answer == expected, "{name}, {what}: after one more");
             assert!(ended.reused_tokens + 16 > prompt.len(), "{name}, {what}: {}", ended.reused_tokens);
             assert_eq!(files(crashed.path(), "damaged"), Vec::<PathBuf>::new(), "{name}, {what}");
         }
     }
 }
 
-/// And a file of which most is of no use any more is written anew.
+/// And a file of which most is of no use any more is written anew, with what only it had of the beginnings.
 #[test]
 fn what_is_of_no_use_does_not_pile_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let service = saving("q35moe-tiny", folder.path());
     let mut prompt = text(&service, 1, 300);
-    let mut sizes = Vec::new();
-    while prompt.len() < 900 {
-        prompt.extend(asked(&service, &prompt, &[]).0);
-        service.save_all().expect("saved");
-        prompt.extend(text(&service, prompt.len(), 10));
-        sizes.push(the_file(folder.path()).metadata().expect("a file").len());
-    }
-    let (model, last) = (service.model(), *sizes.last().expect("turns"));
-    assert!(sizes.windows(2).any(|pair| pair[1] < pair[0]), "{sizes:?}");
-    let point = model.layout.recurrent_bytes() as u64 + 16384;
-    let [saved] = &service.saved().expect("a folder")[..] else { panic!("one conversation") };
-    let points = saved.content.as_ref().expect("of this version").points as u64;
-    let live = 4 * model.layout.block_bytes as u64 + points * point + 32768;
-    assert!(sizes.iter().all(|&size| size <= live * 3 / 2), "{sizes:?} {live}");
-    assert_eq!(saved.bytes, last);
+    prompt.extend(asked(&service, &prompt, &[100]).0);
     drop(service);
     let service = saving("q35moe-tiny", folder.path());
-    assert!(asked(&service, &prompt, &[]).1.reused_tokens + 16 > prompt.len());
+    let saved = || {
+        service.save_all().expect("saved");
+        let [saved] = &service.saved().expect("a folder")[..] else { panic!("one conversation") };
+        saved.clone()
+    };
+    let mut sizes = vec![saved().bytes];
+    while prompt.len() < 900 || sizes.windows(2).all(|pair| pair[1] >= pair[0]) {
+        prompt.extend(text(&service, prompt.len(), 10));
+        prompt.extend(asked(&service, &prompt, &[]).0);
+        sizes.push(saved().bytes);
+        assert!(prompt.len() < 1010, "it only grows: {sizes:?}");
+    }
+    let (model, points) = (service.model(), saved().content.expect("of this version").points as u64);
+    let live = 4 * model.layout.block_bytes as u64
+        + points * (model.layout.recurrent_bytes() as u64 + 16384)
+        + 32768;
+    assert!(sizes.iter().all(|&size| size <= live * 3 / 2), "{sizes:?} {live}");
+    drop(service);
+    let service = saving("q35moe-tiny", folder.path());
+    assert_eq!(the_file(folder.path()).metadata().expect("a file").len(), *sizes.last().expect("turns"));
+    let other = [&prompt[..100], &text(&service, 3, 50)].concat();
+    assert_eq!(asked(&service, &other, &[]).1.reused_tokens, 100);
+    assert_eq!(asked(&service, &prompt, &[]).1.reused_tokens, prompt.len() - 1);
 }
 
 /// What an earlier process wrote of a conversation's beginnings is in the file that takes its place: only the points that
@@ -508,13 +522,36 @@ fn an_end_without_time_leaves_nothing_that_is_not_whole() {
     assert!(saved.len() <= 1 && saved.iter().all(|one| one.content.is_some()), "{saved:?}");
 }
 
+/// And it waits for no disk that hangs.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_end_without_time_waits_for_no_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let hurried = SavedOptions { folder: folder.path().into(), end_within: Duration::ZERO, ..ROOMY };
+    let service = saving_with(engine("q2-tiny", KvType::F16, 1024), hurried);
+    let mut prompt = text(&service, 1, 600);
+    prompt.extend(asked(&service, &prompt, &[]).0);
+    service.save_all().expect("saved");
+    let pipe = the_file(folder.path());
+    made_a_pipe(&pipe);
+    // What is written now goes nowhere, until somebody reads it.
+    asked(&service, &prompt, &[]);
+    let (ended, end) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        drop(service);
+        ended.send(()).expect("heard");
+    });
+    end.recv_timeout(Duration::from_secs(60)).expect("an end");
+    thread.join().expect("no panic");
+}
+
 /// Conversations were saved when nobody asked anything: who killed a busy server lost all of them.
 #[test]
 fn an_answer_that_ended_is_saved_while_others_are_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = SavedOptions { folder: folder.path().into(), ..ROOMY };
     let service = saving_with(engine("q2-tiny", KvType::F16, 1 << 18), options);
-    let long = Request { tokens_max: Some(200_000), ..request(&text(&service, 2, 100), &[]) };
+    let long = Request { tokens_max: Some(20_000), ..request(&text(&service, 2, 100), &[]) };
     let mut long = service.submit(long).expect("taken");
     while !matches!(long.next_blocking(), Some(RequestEvent::Token(_))) {}
     asked(&service, &text(&service, 1, 300), &[]);

@@ -23,6 +23,8 @@ const CODEC: &str = "crates/engine/src/state/codec.rs";
 const CPU: &str = "crates/engine/src/backend/cpu/mod.rs";
 const ATTENTION: &str = "crates/engine/src/backend/cpu/attention.rs";
 const RECURRENT: &str = "crates/engine/src/backend/cpu/recurrent.rs";
+const SAVED_FILE: &str = "crates/engine/src/saved/file.rs";
+const SAVED_FOLDER: &str = "crates/engine/src/saved/folder.rs";
 const PRODUCTS: &str = "crates/engine/src/backend/cpu/products.rs";
 
 const LLAMA: (&str, &str) = ("--test purity", "rows_are_pure::llama");
@@ -196,6 +198,63 @@ pub const MUTANTS: &[Mutant] = &[
         old: "*token = self.u32()?;",
         new: "*token = self.u32()? & 1;",
         test: SPARSE,
+        quick: false,
+    },
+    Mutant {
+        name: "cells from the disk are not looked at",
+        file: SAVED_FILE,
+        old: "false if crc32fast::hash(read) != blocks[at].checksum",
+        new: "false if blocks.is_empty() && crc32fast::hash(read) != blocks[at].checksum",
+        test: ("--test saved", "damaged_files_are_set_aside"),
+        quick: false,
+    },
+    Mutant {
+        name: "a block that was not full stays in a file that goes on",
+        file: SAVED_FILE,
+        old: "before.len() / kernels::PARTITION_CELLS };",
+        new: "before.len().div_ceil(kernels::PARTITION_CELLS) };",
+        test: ("--test saved", "a_conversation_that_goes_on_is_appended"),
+        quick: false,
+    },
+    Mutant {
+        name: "a file without its last generation holds nothing",
+        file: "crates/engine/src/saved/index.rs",
+        old: "places.sort_by_key(|place| std::cmp::Reverse(place.generation));",
+        new: "places.sort_by_key(|place| std::cmp::Reverse(place.generation));
+    places.truncate(1);",
+        test: ("--test saved", "a_conversation_that_goes_on_is_appended"),
+        quick: false,
+    },
+    Mutant {
+        name: "a file that is written anew has lost its beginnings",
+        file: SAVED_FOLDER,
+        old: "if new(point.tokens) && others.all(",
+        new: "if point.tokens == 0 && new(point.tokens) && others.all(",
+        test: ("--test saved", "what_is_of_no_use_does_not_pile_up"),
+        quick: false,
+    },
+    Mutant {
+        name: "room is made of what a request waits for",
+        file: SAVED_FOLDER,
+        old: "&& !pinned.contains(at)",
+        new: "&& pinned.len() < usize::MAX",
+        test: ("--test saved", "what_a_waiting_request_goes_on_from_stays"),
+        quick: false,
+    },
+    Mutant {
+        name: "what is written of a deleted conversation stays",
+        file: SAVED_FOLDER,
+        old: "writing.unwanted.store(true, Ordering::Release);",
+        new: "",
+        test: ("--lib", "a_deleted_conversation_leaves_nothing"),
+        quick: false,
+    },
+    Mutant {
+        name: "conversations leave memory without being written",
+        file: "crates/engine/src/prefix.rs",
+        old: "if !self.saving || self.branches[branch].saved {",
+        new: "if self.clock > 0 {",
+        test: ("--lib", "nothing_goes_before_it_was_handed_out"),
         quick: false,
     },
 ];
