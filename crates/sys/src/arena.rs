@@ -241,6 +241,7 @@ impl Lease {
 impl Deref for Lease {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: as in `whole`, but for reading: writes need `&mut self`. `bytes` is at most the range's length.
         unsafe { std::slice::from_raw_parts(self.shared.pages.at(self.range.start), self.bytes) }

@@ -188,17 +188,8 @@ const GROUPS_PER_KEPT: usize = 4;
 /// The `kept`-th best of the largest scores of groups is no better than the `kept`-th best of all, so whatever is worse than
 /// that is passed over: of 65,536 scores some 600 are left, which are compared with one another.
 fn for_each_best(scores: &[f32], kept: usize, room: &mut Vec<i32>, mut take: impl FnMut(usize)) {
-    // Groups of scores far from each other: good blocks tend to be neighbours.
-    let groups = scores.len().min(GROUPS_PER_KEPT * kept);
-    room.clear();
-    room.resize(groups, i32::MIN);
-    for scores in scores.chunks(groups) {
-        for (largest, &score) in room.iter_mut().zip(scores) {
-            *largest = (*largest).max(total_order(score));
-        }
-    }
-    let (_, &mut bound, _) = room.select_nth_unstable(groups - kept);
-    let mut best = Vec::with_capacity(2 * kept);
+    let bound = if scores.len() > GROUPS_PER_KEPT * kept { bound(scores, kept, room) } else { i32::MIN };
+    let mut best = Vec::with_capacity(GROUPS_PER_KEPT * kept);
     for (i, scores) in scores.chunks(NEIGHBOURS).enumerate() {
         if scores.iter().fold(false, |any, &score| any | (total_order(score) >= bound)) {
             let keys = scores.iter().map(|&score| total_order(score)).zip(i * NEIGHBOURS..);
@@ -215,6 +206,20 @@ fn for_each_best(scores: &[f32], kept: usize, room: &mut Vec<i32>, mut take: imp
             take(block);
         }
     }
+}
+
+/// The `kept`-th best of the largest scores of groups.
+fn bound(scores: &[f32], kept: usize, room: &mut Vec<i32>) -> i32 {
+    // Groups of scores far from each other: good blocks tend to be neighbours.
+    let groups = GROUPS_PER_KEPT * kept;
+    room.clear();
+    room.resize(groups, i32::MIN);
+    for scores in scores.chunks(groups) {
+        for (largest, &score) in room.iter_mut().zip(scores) {
+            *largest = (*largest).max(total_order(score));
+        }
+    }
+    *room.select_nth_unstable(groups - kept).1
 }
 
 /// Scores that are compared with a bound at once.
