@@ -29,7 +29,10 @@ use sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, JoinHandle, Mutex, Ordering, UnsafeCell, fence,
 };
 
+mod foreseen;
 mod sync;
+
+use foreseen::Foreseen;
 
 /// How long a thread without work spins before it sleeps.
 pub const SPIN_MAX: Duration = Duration::from_micros(50);
@@ -111,6 +114,16 @@ impl Pool {
     pub fn runs(&self, items: usize) -> impl Iterator<Item = usize> + use<> {
         let threads = self.threads();
         (0..threads).map(move |thread| run_start(items, threads, thread))
+    }
+
+    /// Tells what thread `thread` reads first after the next call: while a worker waits it asks for that to come into its cache,
+    /// so that memory is not idle while the caller does alone what cannot be shared. No more than a hint: nothing is read,
+    /// the bytes may be gone when they are asked for, and of many only the first count.
+    ///
+    /// # Panics
+    /// When there is no such thread.
+    pub fn foresee<'a>(&self, thread: usize, parts: impl Iterator<Item = &'a [u8]>) {
+        self.shared.foreseen[thread].0.set(parts);
     }
 
     /// Calls `f(item)` exactly once for each item, on any thread, and returns when all are done; see [`Pool::runs`] for
@@ -244,6 +257,8 @@ struct Shared {
     gate: Apart<AtomicU64>,
     /// What is left of each thread's run; see [`run_of`].
     runs: Vec<Apart<AtomicU64>>,
+    /// What each thread reads next.
+    foreseen: Vec<Apart<Foreseen>>,
     /// Workers that sleep and are not yet told to wake; changed under the lock of `wakeups`.
     sleepers: Apart<AtomicUsize>,
     workers: usize,
@@ -276,6 +291,7 @@ impl Shared {
         Shared {
             gate: Apart(AtomicU64::new(0)),
             runs: (0..=workers).map(|_| Apart(AtomicU64::new(0))).collect(),
+            foreseen: (0..=workers).map(|_| Apart(Foreseen::default())).collect(),
             sleepers: Apart(AtomicUsize::new(0)),
             workers,
             taken: AtomicBool::new(false),
@@ -409,7 +425,7 @@ impl Shared {
     fn serve(&self, thread: usize) {
         let mut served = 0;
         loop {
-            match self.await_call(served) {
+            match self.await_call(served, thread) {
                 Entry::Entered { call } => served = call,
                 Entry::NothingNew => continue,
                 Entry::Stopped => return,
@@ -433,11 +449,15 @@ impl Shared {
     }
 
     /// Spins for a call other than `served`, then sleeps until woken.
-    fn await_call(&self, served: u64) -> Entry {
+    fn await_call(&self, served: u64, thread: usize) -> Entry {
         let mut entry = Entry::NothingNew;
         let entered = sync::spin(|| {
             entry = self.enter(served);
-            !matches!(entry, Entry::NothingNew)
+            let entered = !matches!(entry, Entry::NothingNew);
+            if !entered {
+                self.foreseen[thread].0.ask();
+            }
+            entered
         });
         if entered { entry } else { self.sleep(served) }
     }

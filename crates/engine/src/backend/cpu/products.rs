@@ -47,7 +47,11 @@ impl Cpu {
         let mut weights = step.items();
         self.chain(
             &mut weights,
-            later.iter().find_map(|node| Step::new(&node.op, buffers, pass, self.pool.threads())),
+            // The next one of products; nothing is known of experts that are not chosen yet.
+            later
+                .iter()
+                .find(|node| matches!(node.op, Op::Linear { .. } | Op::ExpertLinear { .. }))
+                .and_then(|node| Step::new(&node.op, buffers, pass, self.pool.threads())),
         );
         let mut weights = weights.into_iter();
         let mut items = Vec::with_capacity(weights.len());
@@ -85,6 +89,7 @@ impl Cpu {
         let starts: Vec<usize> = self.pool.runs(items.len()).chain([items.len()]).collect();
         for (thread, next_start) in self.pool.runs(next.len()).enumerate() {
             let run = starts[thread]..starts[thread + 1];
+            self.pool.foresee(thread, next.iter().skip(next_start).map(|weights| weights.bytes));
             let next: &[u8] = next.get(next_start).map_or(&[], |weights| weights.bytes);
             let mut before = asked.get(thread).copied();
             for i in run.clone() {
