@@ -36,8 +36,8 @@ pub(super) trait Lie {
 /// One after another, as in the file.
 pub(super) struct InRows;
 
-/// As [`crate::interleave`] lays them.
-pub(super) struct SideBySide;
+/// As [`crate::interleave`] lays them. Lines are asked for as earlier ones are read if `ASKS`.
+pub(super) struct SideBySide<const ASKS: bool>;
 
 /// Where up to eight groups of sixteen rows come from. Offsets are those of a row's bytes.
 pub(super) trait Source<S: Words> {
@@ -197,13 +197,13 @@ impl<S: Words> Source<S> for Rows<'_> {
 }
 
 /// Rows that [`crate::interleave`] has put side by side.
-pub(super) struct Interleaved<'a, Q> {
+pub(super) struct Interleaved<'a, Q, const ASKS: bool> {
     /// Bytes from 16 times a [`place`] on are those of all rows from that part on, word by word and float by float.
     bytes: &'a [u8],
     format: PhantomData<Q>,
 }
 
-impl<'a, Q: Shape> Interleaved<'a, Q> {
+impl<'a, Q: Shape, const ASKS: bool> Interleaved<'a, Q, ASKS> {
     /// The N bytes of the part at `at`.
     #[inline(always)]
     fn side_by_side<const N: usize>(&self, at: usize) -> &'a [u8; N] {
@@ -212,8 +212,8 @@ impl<'a, Q: Shape> Interleaved<'a, Q> {
     }
 }
 
-impl Lie for SideBySide {
-    type Source<'a, S: Words, Q: Shape> = Interleaved<'a, Q>;
+impl<const ASKS: bool> Lie for SideBySide<ASKS> {
+    type Source<'a, S: Words, Q: Shape> = Interleaved<'a, Q, ASKS>;
 
     /// One stream from front to back, of which lines are asked for as earlier ones are read. Here is asked for where it goes on if
     /// that is elsewhere.
@@ -232,18 +232,20 @@ impl Lie for SideBySide {
         at: usize,
         len: usize,
         _later: Option<*const u8>,
-    ) -> Interleaved<'_, Q> {
+    ) -> Interleaved<'_, Q, ASKS> {
         Interleaved { bytes: &rows[LANES * at..][..LANES * len], format: PhantomData }
     }
 }
 
-impl<S: Words, Q: Shape> Source<S> for Interleaved<'_, Q> {
+impl<S: Words, Q: Shape, const ASKS: bool> Source<S> for Interleaved<'_, Q, ASKS> {
     #[inline(always)]
     fn near_words(&self, s: S, at: usize) -> [S::B; 4] {
         let word = |j: usize| {
             let line = self.side_by_side(at + 4 * j);
             // Some processors foresee a single stream well, others give it half the bandwidth (Q5_0 and Q6_K on a Zen 5).
-            s.prefetch(line.as_ptr().wrapping_add(AHEAD_BYTES));
+            if ASKS {
+                s.prefetch(line.as_ptr().wrapping_add(AHEAD_BYTES));
+            }
             s.load_b(line)
         };
         [word(0), word(1), word(2), word(3)]

@@ -27,7 +27,7 @@ pub(super) fn matmul<S: Words, Q: Unpack>(
     let &[row] = rows else { return matmul_rows::<S, Q>(s, weights, x, rows, out) };
     match weights.layout() {
         Layout::Rows => matmul_row::<S, Q, InRows>(s, weights, x, row, out),
-        Layout::Interleaved => matmul_row::<S, Q, SideBySide>(s, weights, x, row, out),
+        Layout::Interleaved => matmul_row::<S, Q, SideBySide<true>>(s, weights, x, row, out),
     }
 }
 
@@ -79,7 +79,7 @@ fn matmul_rows<S: Words, Q: Unpack>(
     }
     match weights.layout() {
         Layout::Rows => InRows::prefetch(s, weights),
-        Layout::Interleaved => SideBySide::prefetch(s, weights),
+        Layout::Interleaved => SideBySide::<false>::prefetch(s, weights),
     }
     let (mut panel, mut padded) = (Panel::zeroed(s), Vec::new());
     for c in (0..out.columns()).step_by(LANES) {
@@ -99,6 +99,16 @@ struct Product<'a> {
     lanes: usize,
     /// What is read sixteen times [`AHEAD`] rows later, if that is known.
     later: Option<*const u8>,
+}
+
+/// A chain of a product of several rows.
+struct Part {
+    chain: Range<usize>,
+    /// What is unpacked next.
+    next: *const u8,
+    /// Lines of that to ask for with each group. While a chain is multiplied its bytes are not needed, so the next ones can come:
+    /// asked for only while others are unpacked, they came at the memory's speed and were then multiplied at the core's.
+    lines: usize,
 }
 
 /// Up to eight groups of an activation row.
@@ -184,7 +194,7 @@ impl<'a> Product<'a> {
                         Layout::Interleaved => {
                             Q::unpack(
                                 s,
-                                &self.weights::<S, Q, SideBySide>(first, count),
+                                &self.weights::<S, Q, SideBySide<false>>(first, count),
                                 count,
                                 heads,
                                 codes,
@@ -194,12 +204,12 @@ impl<'a> Product<'a> {
                 });
             }
             // Batches of eight where there are registers for them, then of four, then single rows.
-            let mut done = 0;
+            let (mut done, part) = (0, self.part::<Q>(chain..groups));
             if S::WIDE {
-                done = self.batches::<S, Q, 8>(s, panel, chain..groups, rows, done, out);
+                done = self.batches::<S, Q, 8>(s, panel, &part, rows, done, out);
             }
-            done = self.batches::<S, Q, 4>(s, panel, chain..groups, rows, done, out);
-            self.batches::<S, Q, 1>(s, panel, chain..groups, rows, done, out);
+            done = self.batches::<S, Q, 4>(s, panel, &part, rows, done, out);
+            self.batches::<S, Q, 1>(s, panel, &part, rows, done, out);
         }
     }
 
@@ -209,14 +219,18 @@ impl<'a> Product<'a> {
         &self,
         s: S,
         panel: &Panel<S>,
-        chain: Range<usize>,
+        part: &Part,
         rows: &[u32],
         done: usize,
         out: &mut Tile<'_>,
     ) -> usize {
         let (batches, _) = rows[done..].as_chunks::<R>();
         for (b, batch) in batches.iter().enumerate() {
-            self.batch::<S, Q, R>(s, panel, chain.clone(), batch, done + b * R, out);
+            // Apart: the loop that asks costs the others a tenth.
+            match done + b * R {
+                r if r > 0 && R > 1 => self.batch::<S, Q, R, false>(s, panel, part, batch, r, out),
+                r => self.batch::<S, Q, R, true>(s, panel, part, batch, r, out),
+            }
         }
         done + batches.len() * R
     }
@@ -227,6 +241,18 @@ impl<'a> Product<'a> {
         let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
         let (at, len) = (first / block_groups * Q::BLOCK_BYTES, count / block_groups * Q::BLOCK_BYTES);
         L::source::<S, Q>(self.bytes, self.row_bytes, at, len, self.later)
+    }
+
+    /// A chain, and where the next one lies if rows are side by side.
+    #[inline(always)]
+    fn part<Q: Shape>(&self, chain: Range<usize>) -> Part {
+        let block_groups = Q::BLOCK_VALUES / GROUP_VALUES;
+        let next = self.bytes.as_ptr().wrapping_add(LANES * (chain.end / block_groups * Q::BLOCK_BYTES));
+        let lines = match self.layout {
+            Layout::Rows => 0,
+            Layout::Interleaved => (LANES * Q::BLOCK_BYTES / block_groups).div_ceil(64),
+        };
+        Part { chain, next, lines }
     }
 
     /// `count` groups of an activation row from `first` on.
@@ -240,18 +266,20 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Adds the products of a chain to R rows of the tile, `r` on.
+    /// Adds the products of a chain to R rows of the tile, `r` on. The first rows ask for the next chain if `ASKS`.
     #[inline(always)]
-    fn batch<S: Words, Q: Shape, const R: usize>(
+    fn batch<S: Words, Q: Shape, const R: usize, const ASKS: bool>(
         &self,
         s: S,
         panel: &Panel<S>,
-        chain: Range<usize>,
+        part: &Part,
         rows: &[u32; R],
         r: usize,
         out: &mut Tile<'_>,
     ) {
         let mut acc = [s.splat(0.0); R];
+        let chain = &part.chain;
+        let (mut next, lines) = (part.next, if r == 0 { part.lines } else { 0 });
         for (first, (heads, codes)) in chain.clone().step_by(OCTET).zip(&panel.octets) {
             with_count!(Q, first, chain.end, |count| {
                 let mut octets = [Octet { q: &[], d: &[], sums: &[] }; R];
@@ -259,6 +287,12 @@ impl<'a> Product<'a> {
                     *octet = self.octet(row, first, count);
                 }
                 for g in 0..count {
+                    if ASKS {
+                        for line in 0..lines {
+                            s.prefetch(next.wrapping_add(64 * line));
+                        }
+                        next = next.wrapping_add(64 * lines);
+                    }
                     add_group::<S, Q, R>(s, heads, &codes[g], g, &octets, &mut acc);
                 }
             });
