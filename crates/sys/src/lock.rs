@@ -9,6 +9,7 @@ use std::path::Path;
 pub struct FolderLock {
     /// Closing it gives the lock back.
     _file: File,
+    held: bool,
 }
 
 /// The file in the folder that is locked. It stays, empty: whoever removed it would take it from under one who just opened it.
@@ -34,14 +35,18 @@ impl FolderLock {
         let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK_FILE));
         let file = file.map_err(LockError::File)?;
         match file.try_lock() {
-            Ok(()) => Ok(FolderLock { _file: file }),
+            Ok(()) => Ok(FolderLock { _file: file, held: true }),
             Err(TryLockError::WouldBlock) => Err(LockError::Taken),
-            // A file system without locks: who shares that over a network must know it.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                Ok(FolderLock { _file: file })
+                Ok(FolderLock { _file: file, held: false })
             }
             Err(TryLockError::Error(error)) => Err(LockError::File(error)),
         }
+    }
+
+    /// False where the file system knows no locks: then others may use the folder too, and nothing here can tell.
+    pub fn is_held(&self) -> bool {
+        self.held
     }
 }
 
@@ -53,6 +58,7 @@ mod tests {
     fn a_folder_has_one_user_at_a_time() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let first = FolderLock::take(folder.path()).unwrap();
+        assert!(first.is_held());
         assert!(matches!(FolderLock::take(folder.path()), Err(LockError::Taken)));
         FolderLock::take(other.path()).unwrap();
         drop(first);

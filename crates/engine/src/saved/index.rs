@@ -118,7 +118,9 @@ impl Place {
     fn parse(bytes: &[u8; PLACE_BYTES]) -> Option<Place> {
         let (said, checksum) = bytes.split_at(PLACE_BYTES - 4);
         let [generation, at, len] = [0, 8, 16].map(|at| number(&said[at..at + 8]));
-        let known = crc32fast::hash(said).to_le_bytes() == *checksum && generation > 0;
+        // Another one can follow.
+        let counts = generation > 0 && generation < u64::MAX;
+        let known = crc32fast::hash(said).to_le_bytes() == *checksum && counts;
         known.then(|| Place { generation, at, len, checksum: word(&said[24..]) })
     }
 
@@ -284,7 +286,8 @@ fn parse_index(bytes: &[u8], end: u64) -> Option<Index> {
         }
         index.points.push(SavedPoint { tokens, own: first..past, checksum: word(&point[24..]) });
     }
-    Some(index)
+    // What goes on in this file has at least as many.
+    (index.blocks.len() <= index.blocks_of(index.tokens.len())).then_some(index)
 }
 
 #[cfg(test)]
@@ -332,6 +335,10 @@ mod tests {
         let mut wrong = index.clone();
         wrong.blocks.pop();
         assert_eq!(parse_index(&wrong.to_bytes(), end), None, "a block too few");
+        // Writing what goes on from such a one ended the thread that writes.
+        wrong = index.clone();
+        wrong.blocks.push(wrong.blocks[0]);
+        assert_eq!(parse_index(&wrong.to_bytes(), end), None, "a block too many");
         // A point that ends behind the index's beginning, points in disorder, one past the tokens.
         wrong = index.clone();
         wrong.points[1].own = 64..end + 1;
@@ -364,5 +371,7 @@ mod tests {
             assert_eq!(Place::parse(&bytes), None, "bit {bit}");
         }
         assert_eq!(Place::parse(&[0; PLACE_BYTES]), None);
+        let last = Place { generation: u64::MAX, ..place }.to_page();
+        assert_eq!(Place::parse(last.first_chunk().expect("a page")), None, "none could follow");
     }
 }

@@ -256,6 +256,12 @@ impl Saved {
             ),
             LockError::File(error) => error,
         })?;
+        if !lock.is_held() {
+            tracing::warn!(
+                "{} lies where files cannot be locked: see to it that no other server uses it",
+                options.folder.display()
+            );
+        }
         let ended = Arc::new(AtomicBool::new(false));
         let (to_writer, orders) = mpsc::channel();
         let (path, of_writer, over) = (options.folder.clone(), model.clone(), ended.clone());

@@ -10,8 +10,8 @@ use super::words::Words;
 use crate::interleave::place;
 use crate::table::WeightRows;
 
-/// How far ahead of what is read interleaved rows are asked for: some time of a memory access at full speed, and few enough that
-/// they are still in the first-level cache when they are read (with 28 to 52 KiB a Zen 4 got slower than without).
+/// How far ahead of what is read interleaved rows are asked for: some time of a memory access at full speed, and few enough
+/// (with 28 to 52 KiB a Zen 4 got slower than without).
 const AHEAD_BYTES: usize = 4096;
 /// How many times sixteen rows ahead bytes are asked for.
 pub(super) const AHEAD: usize = 2;
